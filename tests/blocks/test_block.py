@@ -58,6 +58,25 @@ def test_parallel_adds_both_parts_of_the_same_input(make_stack: Make, x: Tensor)
     assert torch.equal(b(x, prepared(x)), expected)
 
 
+@pytest.mark.parametrize("place", ["pre", "post"])
+def test_without_skip_connections_each_part_replaces_its_input(make_stack: Make, x: Tensor, place: str) -> None:
+    b = block_of(make_stack(residual="none", norm_placement=place))
+    if place == "pre":
+        h = b.attention(b.attention_sub.norm(x), prepared(x))
+        expected = b.ffn(b.ffn_sub.norm(h))
+    else:
+        h = b.attention_sub.norm(b.attention(x, prepared(x)))
+        expected = b.ffn_sub.norm(b.ffn(h))
+    assert torch.equal(b(x, prepared(x)), expected)
+
+
+@pytest.mark.parametrize("place", ["pre", "post", "sandwich"])
+def test_without_norms_a_block_is_its_parts_and_their_sums(make_stack: Make, x: Tensor, place: str) -> None:
+    b = block_of(make_stack(norm="none", norm_placement=place))
+    h = x + b.attention(x, prepared(x))
+    assert torch.equal(b(x, prepared(x)), h + b.ffn(h))
+
+
 @pytest.mark.parametrize("place", ["pre", "post", "sandwich"])
 def test_cross_attention_comes_between_with_a_norm_of_its_own(make_stack: Make, x: Tensor, place: str) -> None:
     b = block_of(make_stack(cross=True, norm_placement=place))

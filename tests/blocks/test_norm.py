@@ -47,6 +47,7 @@ def test_a_norm_is_its_formula(small: Config, norm: str, eps: float) -> None:
         ("rmsnorm", "gain_bias", {"weight"}),
         ("rmsnorm", "gain", {"weight"}),
         ("rmsnorm", "none", set()),
+        ("none", "gain_bias", set()),
     ],
 )
 def test_gain_and_bias_may_go(small: Config, norm: str, affine: str, names: set[str]) -> None:

@@ -59,7 +59,7 @@ def test_only_a_table_of_positions_ends(small: Config, position: str, limited: b
         ({"kv_heads": 3}, "heads = 4 must be a multiple of kv_heads = 3"),
         ({"num_layer_groups": 3}, r"num_layer_groups = 3 must lie in 1 … layers = 2"),
         ({"position": "rotery"}, "position = 'rotery' must be one of 'sinusoidal'"),
-        ({"norm": "batchnorm"}, "norm = 'batchnorm' must be one of 'layernorm', 'rmsnorm'"),
+        ({"norm": "batchnorm"}, "norm = 'batchnorm' must be one of 'layernorm', 'rmsnorm', 'none'"),
         ({"feedforward": "mish"}, "feedforward = 'mish' must be one of 'relu'"),
         ({"position": "rotary", "head_dim": 5}, "head_dim × rotary_fraction = 5 must be even"),
         ({"position": "rotary", "rotary_fraction": 0.1}, "head_dim × rotary_fraction = 0 must be even and not 0"),

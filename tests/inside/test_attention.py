@@ -134,9 +134,10 @@ def test_summaries_of_several_texts_are_means() -> None:
     assert mean.induction == other.induction  # the first text has no repeated token
 
 
+@pytest.mark.parametrize("residual", ["serial", "none"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rollout_distributes_all_weight_and_respects_the_mask(family: str) -> None:
-    network = make_network(family)
+def test_rollout_distributes_all_weight_and_respects_the_mask(family: str, residual: str) -> None:
+    network = make_network(family, residual=residual)
     found = rollout(network, record(network))
     if found.encoder is not None:
         assert torch.allclose(found.encoder.sum(-1), torch.ones(len(found.encoder)).double())
@@ -147,13 +148,14 @@ def test_rollout_distributes_all_weight_and_respects_the_mask(family: str) -> No
     assert (found.source is not None) == (family == "seq2seq")
 
 
-def test_rollout_by_hand() -> None:
-    network = make_network("decoder")
+@pytest.mark.parametrize(("residual", "kept"), [("serial", 0.5), ("none", 0.0)])
+def test_rollout_by_hand(residual: str, kept: float) -> None:
+    network = make_network("decoder", residual=residual)
     full = record(network)
     expected = torch.eye(len(IDS), dtype=torch.float64)
     for layer in range(2):
         mean = full[f"decoder.{layer}.pattern"].mean(0)
-        expected = (0.5 * mean + 0.5 * torch.eye(len(IDS))) @ expected
+        expected = ((1 - kept) * mean + kept * torch.eye(len(IDS))) @ expected
     found = rollout(network, full).decoder
     assert found is not None
     assert torch.allclose(found, expected)

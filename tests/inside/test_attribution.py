@@ -32,6 +32,7 @@ CASES: list[tuple[str, HeadConfig | None, dict[str, Any]]] = [
     ("decoder", None, {"norm_placement": "post", "norm": "rmsnorm", "norm_affine": "gain", "bias": "none"}),
     ("decoder", None, {"norm_placement": "sandwich"}),
     ("decoder", None, {"norm_placement": "sandwich", "norm": "rmsnorm", "norm_affine": "none"}),
+    ("decoder", None, {"norm": "none", "norm_placement": "post"}),
     ("decoder", None, {"residual": "parallel", "position": "rotary"}),
     ("decoder", None, {"residual": "parallel", "norm_placement": "sandwich", "feedforward": "swiglu"}),
     ("decoder", None, {"embedding_norm": "replaces_first", "head_dim": 6}),
@@ -111,12 +112,14 @@ def test_single_precision(family: str) -> None:
 def test_wrong_calls_are_refused() -> None:
     network = make_network("decoder")
     found = record(network)
+    no_skip = make_network("decoder", residual="none")
     for call, message in (
         (lambda: logit_attribution(network, record(network, "*.z")), "no logits"),
         (lambda: logit_attribution(network, record(network, ["*.z", "logits"])), "decoder.0.resid_pre"),
         (lambda: logit_attribution(network, found, position=7), "7 positions"),
         (lambda: logit_attribution(network, found, outputs=[40]), "40 is outside"),
         (lambda: logit_attribution(network, found).heads(cross=True), "no cross-attention"),
+        (lambda: logit_attribution(no_skip, record(no_skip)), 'residual = "none"'),
         (lambda: logit_attribution(make_network("encoder", head=HeadConfig(kind="tag", outputs=2)), found), "tag"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -220,6 +220,7 @@ def test_half_precision_is_kept(tmp_path: Path) -> None:
 # ── Unsupported settings ────────────────────────────────────────────────────────────────────────────────────────────
 
 REFUSED: dict[str, dict[str, Any]] = {
+    "norm": {"norm": "none"},
     "norm_placement": {"norm_placement": "sandwich"},
     "embedding_norm": {"embedding_norm": "replaces_first"},
     "embedding_width": {"embedding_width": 8},

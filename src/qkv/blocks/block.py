@@ -9,7 +9,8 @@
            │                            │                                + ────────────┘
 
 Cross-attention and the feed-forward follow in the same form. With `parallel` (GPT-NeoX), attention and feed-forward
-read the same x, and both outputs are added to x. Causality depends on the mask, so there is one class of block.
+read the same x, and both outputs are added to x. With `residual = "none"`, the output of each part is not added to x
+but replaces it. Causality depends on the mask, so there is one class of block.
 """
 
 from collections.abc import Callable
@@ -31,7 +32,7 @@ class ResidualWrapper(nn.Module):
 
     def __init__(self, config: StackConfig, *, skip_norm: bool = False) -> None:
         super().__init__()
-        self.norm_placement = config.norm_placement
+        self.norm_placement, self.has_residual = config.norm_placement, config.residual != "none"
         self.norm = nn.Identity() if skip_norm else make_norm(config, config.width)
         self.norm_out = make_norm(config, config.width) if config.norm_placement == "sandwich" else None
         self.dropout = nn.Dropout(config.dropout)
@@ -45,8 +46,8 @@ class ResidualWrapper(nn.Module):
         return out
 
     def add_and_norm(self, x: Tensor, update: Tensor) -> Tensor:
-        """Return the residual sum x + update. With post-norm, the sum is normed."""
-        x = x + update
+        """Return the residual sum x + update, or the update alone without skip connections. Post-norm norms it."""
+        x = x + update if self.has_residual else update
         return self.norm(x).to(x.dtype) if self.norm_placement == "post" else x
 
     def forward(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:

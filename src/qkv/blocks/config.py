@@ -75,7 +75,7 @@ class StackConfig:
     sliding_window_layers: tuple[int, ...] = ()  # the layers that have the window; (): all layers
 
     # Parts
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    norm: Literal["layernorm", "rmsnorm", "none"] = "layernorm"  # "none": no norm anywhere, also not in the head
     norm_placement: Literal["pre", "post", "sandwich"] = "pre"
     norm_affine: Literal["gain_bias", "gain", "none"] = "gain_bias"
     norm_eps: float = 1e-5
@@ -86,7 +86,9 @@ class StackConfig:
     feedforward: FeedForwardKind = "gelu"
     bias: Literal["all", "attention", "qkv", "none"] = "all"
     # Linear maps with a bias: all; q, k, v and the output of attention ("attention"); q, k and v ("qkv"); none.
-    residual: Literal["serial", "parallel"] = "serial"  # "parallel": attention and feed-forward read the same input
+    residual: Literal["serial", "parallel", "none"] = "serial"
+    # "parallel": attention and feed-forward read the same input (GPT-NeoX). "none": no skip connections; each part
+    # replaces its input by its output, for experiments on why a deep Transformer needs them.
     score_scale: Literal["sqrt", "none"] = "sqrt"  # softmax(QKᵀ/√D) or, in T5, softmax(QKᵀ)
     embedding_scale: Literal["none", "sqrt"] = "none"  # × √embedding_width (√width if it is not set)
     token_types: int = 0  # the number of token types (BERT: 2); 0: there is no token type embedding

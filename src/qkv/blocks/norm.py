@@ -1,7 +1,8 @@
 """Normalisation, with an optional learned gain g and bias b.
 
 LayerNorm (2016):  y = (x − μ) / √(σ² + ε) · g + b.      RMSNorm (2019):  y = x / √(mean(x²) + ε) · g.
-Torch computes the statistics in at least float32, also for half-precision inputs.
+Torch computes the statistics in at least float32, also for half-precision inputs. With `norm = "none"` every norm is
+the identity.
 """
 
 from torch import nn
@@ -11,6 +12,8 @@ from qkv.blocks.config import StackConfig
 
 def make_norm(config: StackConfig, width: int) -> nn.Module:
     """Return a new norm of the kind in the config, for vectors of `width`."""
+    if config.norm == "none":
+        return nn.Identity()
     gain = config.norm_affine != "none"
     if config.norm == "rmsnorm":
         return nn.RMSNorm(width, eps=config.norm_eps, elementwise_affine=gain)

@@ -139,9 +139,10 @@ def rollout(network: Network, trace: Trace) -> Rollout:
     source = torch.zeros(len(decoder), len(encoder), dtype=torch.float64)
     own = _mean_patterns(network, trace, "decoder", "pattern")
     cross = _mean_patterns(network, trace, "decoder", "cross_pattern")
+    kept = _kept_fraction(network, "decoder")
     for self_weights, cross_weights in zip(own, cross, strict=True):
-        decoder, source = _mix(decoder, self_weights @ decoder), _mix(source, self_weights @ source)
-        decoder, source = _mix(decoder, torch.zeros_like(decoder)), _mix(source, cross_weights @ encoder)
+        decoder, source = _mix(kept, decoder, self_weights @ decoder), _mix(kept, source, self_weights @ source)
+        decoder, source = kept * decoder, _mix(kept, source, cross_weights @ encoder)
     return Rollout(encoder, decoder, source)
 
 
@@ -246,9 +247,14 @@ def _mean_patterns(network: Network, trace: Trace, stack: str, activation: str) 
 def _roll_out_self_attention(network: Network, trace: Trace, stack: str) -> Tensor:
     state = torch.eye(len(trace.tokens[stack]), dtype=torch.float64)
     for weights in _mean_patterns(network, trace, stack, "pattern"):
-        state = _mix(state, weights @ state)
+        state = _mix(_kept_fraction(network, stack), state, weights @ state)
     return state
 
 
-def _mix(kept: Tensor, attended: Tensor) -> Tensor:
-    return RESIDUAL_FRACTION * kept + (1 - RESIDUAL_FRACTION) * attended
+def _kept_fraction(network: Network, stack: str) -> float:
+    """The fraction of its state that a token keeps in each attention: none without skip connections."""
+    return RESIDUAL_FRACTION if getattr(network, stack).config.residual != "none" else 0.0
+
+
+def _mix(fraction: float, kept: Tensor, attended: Tensor) -> Tensor:
+    return fraction * kept + (1 - fraction) * attended

@@ -84,6 +84,11 @@ def logit_attribution(
     check_vocabulary_head(network)
     position, chosen = _check_outputs(trace, position, outputs)
     stack = network.encoder if isinstance(network, Encoder) else network.decoder
+    if stack.config.residual == "none":
+        raise UsageError(
+            f'the {stack.name} has residual = "none": without skip connections the logits are no sum over layers, so '
+            "they cannot be attributed; use activation patching (qkv.inside.activation_patching) instead"
+        )
     parts = _Parts(trace[f"{stack.name}.0.resid_pre"][position].double())
     for layer in range(stack.config.layers):
         _add_layer(parts, stack, layer, trace, position)
@@ -121,6 +126,8 @@ class _Parts:
         elif isinstance(norm, nn.RMSNorm):
             scale = (x.square().mean() + (norm.eps or torch.finfo(x.dtype).eps)).sqrt()
             self.vectors, self.bias = self.vectors / scale, self.bias / scale
+        elif isinstance(norm, nn.Identity):  # norm = "none"
+            return
         else:
             raise TypeError(f"unknown norm {type(norm).__name__}")
         if norm.weight is not None:

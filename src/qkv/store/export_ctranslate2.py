@@ -108,6 +108,8 @@ def _stack_rules(stack: StackConfig, *, cross: bool) -> dict[str, bool]:
         f"feedforward = {stack.feedforward!r}: supported are {', '.join(ACTIVATIONS)} and their gated forms": (
             activation not in ACTIVATIONS
         ),
+        'norm = "none": only "layernorm" and "rmsnorm" are supported': stack.norm == "none",
+        'residual = "none": only "serial" and "parallel" are supported': stack.residual == "none",
         'norm_placement = "sandwich": only "pre" and "post" are supported': stack.norm_placement == "sandwich",
         'embedding_norm = "replaces_first": there must be no norm between the embedding and block 0': (
             stack.embedding_norm == "replaces_first"

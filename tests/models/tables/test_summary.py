@@ -97,6 +97,7 @@ CHOICES: list[dict[str, Any]] = [
     {"norm_placement": "sandwich", "norm_affine": "gain", "feedforward": "geglu_tanh"},
     {"norm_placement": "post", "norm_affine": "none", "bias": "qkv"},
     {"embedding_norm": "replaces_first", "bias": "attention", "position": "alibi"},
+    {"norm": "none", "norm_placement": "sandwich", "embedding_norm": "extra", "residual": "none"},
 ]
 
 

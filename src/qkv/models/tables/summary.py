@@ -133,7 +133,7 @@ def _linear(inputs: int, outputs: int, *, bias: bool) -> int:
 
 
 def _norm(stack: StackConfig, width: int) -> int:
-    if stack.norm_affine == "none":
+    if "none" in (stack.norm, stack.norm_affine):
         return 0
     return 2 * width if stack.norm == "layernorm" and stack.norm_affine == "gain_bias" else width
 
