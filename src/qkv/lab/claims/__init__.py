@@ -1,0 +1,11 @@
+"""The claims, one file each. `ORDER` is the order in which the book presents the claims of a chapter."""
+
+ORDER: tuple[str, ...] = (
+    # parts
+    "score-scaling",
+    # families
+    # training
+    # running
+    # uses
+    # understanding
+)

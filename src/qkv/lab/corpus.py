@@ -1,0 +1,24 @@
+"""Text that every machine has: the sources of Python's standard library, cut to a size."""
+
+import json
+
+from qkv.data.builtin.stdlib import Stdlib
+from qkv.lab.experiment import Experiment
+
+
+def write_corpus(experiment: Experiment, train_bytes: int, valid_bytes: int) -> dict[str, str]:
+    """Write training and validation text of given sizes, and return the recipe keys that name them.
+
+    Files come in a fixed order, so a larger corpus contains a smaller one. The text differs between versions of Python.
+    """
+    keys = {}
+    for split, size in (("train", train_bytes), ("valid", valid_bytes)):
+        documents, left = [], size
+        for example in Stdlib().examples(split):
+            text = example["text"][: min(left, 20_000)]
+            documents.append(json.dumps({"text": text}))
+            left -= len(text)
+            if left <= 0:
+                break
+        keys[f"data.{split}"] = experiment.write_lines(f"{split}-{size}.jsonl", documents)
+    return keys

@@ -1,0 +1,69 @@
+"""Every claim runs at its smallest size: its machinery works, its picture is drawn, its example runs."""
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from qkv.lab import CHAPTERS, NOTES, ClaimResult, all_claims
+from qkv.lab.book import example_code, write_claim
+from qkv.lab.chart import draw_claim
+from qkv.lab.claim import SIZES, Claim
+from qkv.lab.registry import claims as package
+from qkv.lab.run import describe_machine, run_seed
+from qkv.lab.table import Point
+
+MAX_EXAMPLE_LINES = 20
+
+
+def mini_points(claim: Claim) -> list[Point]:
+    return run_seed(claim, "mini", 0, None, None)
+
+
+@pytest.mark.parametrize("name", list(all_claims()))
+def test_a_claim_runs_at_its_smallest_size(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    claim = all_claims()[name]
+    for module in claim.requires:
+        pytest.importorskip(module)
+    claim.example()
+    assert capsys.readouterr().out, "an example prints its result"
+    if claim.data:
+        pytest.skip(f"{name} needs data: {claim.data}")
+    points = mini_points(claim)
+    assert all(isinstance(point.value, float) and not math.isnan(point.value) for point in points)
+    result = ClaimResult(claim, "mini", asdict(claim.settings["mini"]), {0: points}, made_with=describe_machine())
+    checks = result.checks()
+    assert checks
+    assert all(check.statement and check.found for check in checks)
+    assert {chart.measure for chart in claim.charts} <= set(result.table.measures())
+    ElementTree.fromstring(draw_claim(claim, result.table))
+    assert claim.title in write_claim(result)
+    if claim.is_counted:
+        assert result.verdict() != "does not hold", checks
+
+
+@pytest.mark.parametrize("name", [name for name, claim in all_claims().items() if claim.is_counted])
+def test_a_seed_has_one_result(name: str) -> None:
+    claim = all_claims()[name]
+    first, second = ([p for p in mini_points(claim) if p.measure not in claim.timed] for _ in range(2))
+    assert first == second
+
+
+def test_every_claim_is_complete() -> None:
+    claims = all_claims()
+    assert sorted(claims) == sorted(package.ORDER), "claims.ORDER lists every claim once"
+    for claim in claims.values():
+        assert claim.chapter in CHAPTERS
+        assert set(claim.settings) == set(SIZES)
+        assert all(quote.note in NOTES for quote in claim.quotes)
+        assert claim.question.endswith("?")
+        assert claim.limits.endswith(".")
+        assert len(example_code(claim.example).splitlines()) <= MAX_EXAMPLE_LINES
+
+
+def test_module_names_are_claim_names() -> None:
+    for name, claim in all_claims().items():
+        module = claim.measure.__module__
+        assert Path(module.replace(".", "/")).name == name.replace("-", "_")

@@ -1,0 +1,149 @@
+"""Running claims: tables, results files, pictures, pages and the command."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from qkv import cli
+from qkv.errors import QkvError, UsageError
+from qkv.lab import Check, Claim, Experiment, Point, Table, find_claim, run_claim
+from qkv.lab.book import markdown_table, write_chapter
+from qkv.lab.chart import draw_claim
+from qkv.lab.claim import Chart
+from qkv.lab.run import load_result, results_path
+from qkv.lab.scoring import score_tokens
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the claim of these tests."""
+
+    offset: float = 1.0
+
+
+def make_claim(calls: list[int], **changes: object) -> Claim:
+    def measure(experiment: Experiment) -> list[Point]:
+        calls.append(experiment.seed)
+        offset = experiment.settings.offset
+        return [Point("loss", name, x, offset + experiment.seed + x) for name in ("a", "b") for x in (1, 2)]
+
+    def expect(table: Table) -> list[Check]:
+        return [Check("grows", table.mean("loss", "a", 2) > table.mean("loss", "a", 1), "it does")]
+
+    base = find_claim("score-scaling")
+    settings = {"mini": Settings(), "small": Settings(), "full": Settings()}
+    claim = replace(
+        base, name="test", measure=measure, expect=expect, settings=settings, charts=(Chart(measure="loss", x="x"),)
+    )
+    return replace(claim, **changes)  # type: ignore[arg-type]
+
+
+def test_means_and_intervals_are_over_seeds() -> None:
+    table = Table([[Point("m", "a", 1, value)] for value in (1.0, 2.0, 3.0)])
+    assert table.mean("m", "a", 1) == 2.0
+    assert table.half_interval("m", "a", 1) == pytest.approx(4.303 / 3**0.5, rel=1e-3)
+    with pytest.raises(KeyError, match="no series 'b'"):
+        table.mean("m", "b", 1)
+
+
+def test_differences_are_paired_by_seed() -> None:
+    table = Table([[Point("m", "a", 1, 10.0 * seed + 1), Point("m", "b", 1, 10.0 * seed)] for seed in range(3)])
+    assert table.difference("m", ("a", 1), ("b", 1)) == (1.0, 0.0)
+    assert table.half_interval("m", "a", 1) > 1  # unpaired, the difference would be lost in the spread of the seeds
+
+
+def test_finished_seeds_are_not_run_again(tmp_path: Path) -> None:
+    calls: list[int] = []
+    claim = make_claim(calls)
+    run_claim(claim, seeds=2, folder=tmp_path)
+    result = run_claim(claim, seeds=3, folder=tmp_path)
+    assert calls == [0, 1, 2]
+    assert load_result(claim, results_path(tmp_path, claim, "small")).points == result.points
+    changed = make_claim(calls, settings=dict.fromkeys(("mini", "small", "full"), Settings(5.0)))
+    run_claim(changed, seeds=1, folder=tmp_path)
+    assert calls == [0, 1, 2, 0]
+
+
+def test_an_interrupted_run_keeps_its_finished_seeds(tmp_path: Path) -> None:
+    claim = make_claim([])
+
+    def fail(experiment: Experiment) -> list[Point]:
+        if experiment.seed == 1:
+            raise KeyboardInterrupt
+        return list(claim.measure(experiment))
+
+    with pytest.raises(KeyboardInterrupt):
+        run_claim(replace(claim, measure=fail), seeds=3, folder=tmp_path)
+    assert list(load_result(claim, results_path(tmp_path, claim, "small")).points) == [0]
+
+
+def test_the_verdict_follows_the_first_check() -> None:
+    def verdict(*holds: bool) -> str:
+        claim = make_claim([], expect=lambda table: [Check("a", one, "b") for one in holds])
+        return run_claim(claim, seeds=1).verdict()
+
+    assert verdict(True, True) == "holds"
+    assert verdict(True, False) == "holds in part"
+    assert verdict(False, True) == "does not hold"
+
+
+def test_a_broken_results_file_is_an_error(tmp_path: Path) -> None:
+    claim = make_claim([])
+    path = results_path(tmp_path, claim, "small")
+    path.write_text('{"points": 3}')
+    with pytest.raises(QkvError, match="not a results file of test"):
+        run_claim(claim, folder=tmp_path)
+
+
+def test_missing_data_and_packages_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="needs data: pairs"):
+        run_claim(make_claim([], data="pairs"))
+    with pytest.raises(UsageError, match="no such file"):
+        run_claim(make_claim([], data="pairs"), data=tmp_path / "none")
+    with pytest.raises(UsageError, match="needs no_such_package"):
+        run_claim(make_claim([], requires=("no_such_package",)))
+
+
+def test_tables_of_pages_have_all_series() -> None:
+    claim = make_claim([])
+    result = run_claim(claim, seeds=2)
+    assert markdown_table(claim.charts[0], result.table).splitlines()[2].startswith("| a | 2.500 ± ")
+    assert "| b |" in write_chapter("Title", [replace(result, made_with={"threads": 1})])
+    assert ">a<" in draw_claim(claim, result.table)
+
+
+def test_training_scores_and_seeds(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": "a b c d " * 4}), json.dumps({"text": "d c b a " * 4})]
+    losses = []
+    for seed in (0, 0, 1):
+        folder = tmp_path / str(len(losses))
+        folder.mkdir()
+        experiment = Experiment(None, seed, folder)
+        file = experiment.write_lines("text.jsonl", lines)
+        keys = {"data.train": file, "data.valid": file, "tokenizer.kind": "word", "tokenizer.min_frequency": 1}
+        keys |= {"objective.kind": "causal_lm", "model.width": 32, "model.layers": 1, "train.steps": 3}
+        trained = experiment.train("a run", keys)
+        losses.append(trained.run_end.metrics["loss"])
+        scores = score_tokens(trained.network, trained.tokenizer, ["a b c d", "b c d a"])  # type: ignore[arg-type]
+        assert scores.losses.shape == scores.correct.shape == (2, 4)
+        assert experiment.curves("a run").validation["loss"][-1][1] == pytest.approx(losses[-1], abs=1e-3)
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_the_command_lists_runs_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run_command(["lab"]) == 0
+    assert "score-scaling" in capsys.readouterr().out
+    arguments = ["lab", "score-scaling", "--size", "mini", "--out", str(tmp_path)]
+    assert cli.run_command(arguments) == 0
+    printed = capsys.readouterr()
+    assert "The claim holds" in printed.out
+    assert "✓" in printed.out
+    assert (tmp_path / "score-scaling.svg").exists()
+    assert cli.run_command([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["verdict"] == "holds"
+    assert cli.run_command(["lab", "score-scalin"]) == 2
+    assert "score-scaling" in capsys.readouterr().err
+    assert cli.run_command(["lab", "score-scaling", "--size", "huge"]) == 2
+    assert cli.run_command(["lab", "score-scaling", "--all"]) == 2
