@@ -124,8 +124,19 @@ def format_cell(table: Table, measure: str, series: str, x: float | str) -> str:
     """A mean with its interval, or nothing."""
     if not table.has(measure, series, x):
         return ""
-    half = table.half_interval(measure, series, x)
-    return format_number(table.mean(measure, series, x)) + (f" ± {half:.2g}" if half else "")
+    mean, half = table.mean(measure, series, x), table.half_interval(measure, series, x)
+    return format_value(mean) + (f" ± {half:.2g}" if half else "")
+
+
+def format_value(value: float) -> str:
+    """A number for a table. Whole numbers are counts: they have no decimals.
+
+    >>> format_value(0.21434), format_value(2048.0), format_value(3.4e9)
+    ('0.2143', '2,048', '3.4e+09')
+    """
+    if abs(value) >= 1e7:
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if value.is_integer() else format_number(value)
 
 
 def example_code(example: Callable[[], None]) -> str:

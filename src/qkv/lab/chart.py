@@ -42,7 +42,7 @@ def draw_panel(chart: Chart, table: Table, y: int) -> tuple[list[str], int]:
     parts, y = legend(entries if len(names) > 1 else [], LEFT, WIDTH - RIGHT, y + 18) if len(names) > 1 else ([], y)
     top, bottom = y + 40, y + 40 + PANEL_HEIGHT
     draw = draw_bars if has_names else draw_lines
-    return [*parts, *draw(chart, table, names, top, bottom)], bottom + PANEL_GAP - 40
+    return [*parts, *draw(chart, table, names, top, bottom)], bottom + PANEL_GAP - 28
 
 
 def draw_lines(chart: Chart, table: Table, names: Sequence[str], top: int, bottom: int) -> list[str]:
@@ -136,7 +136,14 @@ def line_style(i: int) -> str:
 
 
 def thin_ticks(ticks: Sequence[float], max_ticks: int = 10) -> list[float]:
-    """At most `max_ticks` of the ticks."""
+    """At most `max_ticks` of the ticks. A long logarithmic axis keeps powers of ten.
+
+    >>> thin_ticks([digit * 10.0**power for power in range(4) for digit in (1, 2, 5)])
+    [1.0, 10.0, 100.0, 1000.0]
+    """
+    powers = [tick for tick in ticks if tick > 0 and math.log10(tick).is_integer()]
+    if len(ticks) > max_ticks and len(powers) > 2:
+        ticks = powers
     return list(ticks[:: math.ceil(len(ticks) / max_ticks)]) if ticks else []
 
 

@@ -52,9 +52,9 @@ def text(
 class Scale:
     """Maps numbers to pixels, linearly or logarithmically, with round numbers at its ticks.
 
-    The scale reaches from the smallest to the largest of `values`. If they are all equal, it is 0 … 1 for a value in
-    that range, else it reaches from 0 to twice the value. With `whole`, ticks are at whole numbers only. `max_ticks` is
-    the approximate number of ticks. `start` and `end` are in pixels.
+    The scale reaches from the smallest to the largest of `values`. If they are all equal, `widen_range` gives the
+    range. With `whole`, ticks are at whole numbers only. `max_ticks` is the approximate number of ticks. `start` and
+    `end` are in pixels.
     """
 
     def __init__(
@@ -70,8 +70,7 @@ class Scale:
         values = list(values)
         self.low, self.high, self.log, self.whole, self.max_ticks = min(values), max(values), log, whole, max_ticks
         if self.high - self.low <= max(abs(self.high) * 1e-12, 1e-300):
-            is_fraction = self.low >= 0 and self.high <= 1
-            self.low, self.high = (0.0, 1.0) if is_fraction else (min(2 * self.low, 0.0), max(2 * self.high, 0.0))
+            self.low, self.high = widen_range(self.low, log=log)
         self.start, self.end = start, end
 
     def __call__(self, value: float) -> float:
@@ -88,8 +87,9 @@ class Scale:
 
     def ticks(self) -> list[float]:
         """The round numbers inside the scale."""
-        slack = (self.high - self.low) * 1e-9
-        return [tick for tick in self._nearby_ticks() if self.low - slack <= tick <= self.high + slack]
+        below, above = (self.low, self.high) if self.log else (self.high - self.low,) * 2
+        low, high = self.low - 1e-9 * below, self.high + 1e-9 * above
+        return [tick for tick in self._nearby_ticks() if low <= tick <= high]
 
     def _nearby_ticks(self) -> Iterator[float]:
         """The round numbers inside the scale, and at least one below and one above it."""
@@ -104,6 +104,19 @@ class Scale:
         stride = next(size * digit for digit in digits if size * digit >= raw)
         for n in range(math.floor(self.low / stride) - 1, math.ceil(self.high / stride) + 2):
             yield n * stride
+
+
+def widen_range(value: float, *, log: bool = False) -> tuple[float, float]:
+    """The range of a scale whose values are all equal: a factor of 10 on both sides of a logarithmic scale.
+
+    A linear scale is 0 … 1 for a value in that range, else it reaches from 0 to twice the value.
+
+    >>> widen_range(0.25), widen_range(20.0), widen_range(20.0, log=True)
+    ((0.0, 1.0), (0.0, 40.0), (2.0, 200.0))
+    """
+    if log:
+        return value / 10, value * 10
+    return (0.0, 1.0) if 0 <= value <= 1 else (min(2 * value, 0.0), max(2 * value, 0.0))
 
 
 @dataclass(frozen=True)
