@@ -2,6 +2,7 @@
 
 ORDER: tuple[str, ...] = (
     # parts
+    "permutation",
     "score-scaling",
     # families
     # training
