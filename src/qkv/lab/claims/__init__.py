@@ -6,6 +6,7 @@ ORDER: tuple[str, ...] = (
     "score-scaling",
     # families
     # training
+    "padding-and-packing",
     # running
     # uses
     # understanding
