@@ -84,12 +84,17 @@ def draw_bars(chart: Chart, table: Table, names: Sequence[str], top: int, bottom
 
 
 def value_scale(chart: Chart, table: Table, names: Sequence[str], bottom: int, top: int) -> Scale:
-    """The y axis. Bars start at 0; lines have a scale that fits them. Values that are not finite are left out."""
+    """The y axis. Bars start at 0; lines have a scale that fits them. Values that are not finite are left out.
+
+    If no mean is negative, an interval does not extend the axis below 0: the quantity is a count, a fraction or a norm.
+    """
     values: list[float] = []
+    lowest = min((mean for name in names for mean in table.curve(chart.measure, name).values()), default=0.0)
     for name in names:
         for x, mean in table.curve(chart.measure, name).items():
             half = table.half_interval(chart.measure, name, x)
-            values += [mean, mean - half, mean + half] if not chart.log_y or mean - half > 0 else [mean]
+            low = max(mean - half, 0.0) if lowest >= 0 else mean - half
+            values += [mean, low, mean + half] if not chart.log_y or low > 0 else [mean]
     values = [value for value in values if math.isfinite(value) and (value > 0 or not chart.log_y)] or [1.0, 10.0]
     if not chart.log_y and any(isinstance(x, str) for x in table.xs(chart.measure)):
         values.append(0.0)
