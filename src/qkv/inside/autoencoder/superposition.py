@@ -4,7 +4,8 @@ features are known.
     x̂ = ReLU(WᵀWx + b)          x: P sparse features, W: (C, P) with C < P
 
 The model learns to store the features as directions of a space with fewer dimensions, the columns of W. A sparse
-autoencoder that is trained on h = Wx should find these directions again.
+autoencoder that is trained on h = Wx should find these directions again. Without the ReLU, the model is linear and
+stores only C features, those with the largest importance.
 
 N samples, P true features, C dimensions
 """
@@ -17,8 +18,9 @@ from torch.nn import functional as F
 class ToyModel(nn.Module):
     """Stores P sparse features in C dimensions."""
 
-    def __init__(self, num_features: int, width: int, *, seed: int = 0) -> None:
+    def __init__(self, num_features: int, width: int, *, has_relu: bool = True, seed: int = 0) -> None:
         super().__init__()
+        self.has_relu = has_relu
         generator = torch.Generator().manual_seed(seed)
         self.weight = nn.Parameter(torch.randn(width, num_features, generator=generator) / width**0.5)
         self.bias = nn.Parameter(torch.zeros(num_features))
@@ -29,7 +31,8 @@ class ToyModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Reconstruct features (N, P)."""
-        return (self.hidden(x) @ self.weight + self.bias).relu()
+        out = self.hidden(x) @ self.weight + self.bias
+        return out.relu() if self.has_relu else out
 
     @property
     def directions(self) -> Tensor:
@@ -48,14 +51,23 @@ def sample_features(num_samples: int, num_features: int, probability: float, gen
 
 
 def train_toy_model(
-    num_features: int, width: int, *, probability: float = 0.02, steps: int = 1500, batch_size: int = 512, seed: int = 0
+    num_features: int,
+    width: int,
+    *,
+    probability: float = 0.02,
+    importance: Tensor | float = 1.0,
+    has_relu: bool = True,
+    steps: int = 1500,
+    batch_size: int = 512,
+    seed: int = 0,
 ) -> ToyModel:
-    """Train a toy model to reconstruct its features."""
-    model, generator = ToyModel(num_features, width, seed=seed), torch.Generator().manual_seed(seed)
+    """Train a toy model to reconstruct its features. `importance` (P,) weights their squared errors."""
+    model = ToyModel(num_features, width, has_relu=has_relu, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(steps):
         x = sample_features(batch_size, num_features, probability, generator)
-        loss = (model(x) - x).square().sum(-1).mean()
+        loss = (importance * (model(x) - x).square()).sum(-1).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -10,4 +10,5 @@ ORDER: tuple[str, ...] = (
     # running
     # uses
     # understanding
+    "superposition",
 )
