@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help quickstart test lint format types bench coverage clean
+.PHONY: help quickstart test lint format types bench lab coverage clean
 
 help:            ## list the targets
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ —/'
@@ -57,6 +57,10 @@ bench: $(VENV)/.dev            ## run the benchmarks; bench/RESULTS.md has the l
 	OMP_NUM_THREADS=2 $(BIN)/python bench/checkpoint.py
 	OMP_NUM_THREADS=2 $(BIN)/python bench/decode_cpu.py
 	@echo 'on a GPU: bench/kernels.py, bench/train.py, bench/checkpoint.py, bench/decode.py'
+
+lab: $(VENV)/.core             ## run all claims of the lab (about an hour on two cores) and write docs/lab
+	$(BIN)/qkv lab --all --again --out docs/lab/results
+	$(BIN)/qkv lab --book docs/lab
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -81,7 +81,7 @@ OPTIONS = {
         *("--batch-size", "--device", "--dtype", "--json", "--max-tokens", "--model", "--out", "--pooling"),
         "--rebuild",
     ],
-    "lab": ["--all", "--book", "--data", "--json", "--out", "--seeds", "--size"],
+    "lab": ["--again", "--all", "--book", "--data", "--json", "--out", "--seeds", "--size"],
     "search": ["--device", "--json", "--method", "--model", "--top"],
     "init": [
         *("--columns", "--format", "--from", "--json", "--minutes", "--out", "--records-key", "--shape", "--test"),

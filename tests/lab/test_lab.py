@@ -61,9 +61,11 @@ def test_finished_seeds_are_not_run_again(tmp_path: Path) -> None:
     result = run_claim(claim, seeds=3, folder=tmp_path)
     assert calls == [0, 1, 2]
     assert load_result(claim, results_path(tmp_path, claim, "small")).points == result.points
+    run_claim(claim, seeds=1, folder=tmp_path, again=True)
+    assert calls == [0, 1, 2, 0]
     changed = make_claim(calls, settings=dict.fromkeys(("mini", "small", "full"), Settings(5.0)))
     run_claim(changed, seeds=1, folder=tmp_path)
-    assert calls == [0, 1, 2, 0]
+    assert calls == [0, 1, 2, 0, 0]
 
 
 def test_an_interrupted_run_keeps_its_finished_seeds(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ def lab(
     all: Annotated[bool, Flag] = False,
     size: str = "small",
     seeds: int = 0,
+    again: Annotated[bool, Flag] = False,
     data: Path | None = None,
     out: Path = Path("runs/lab"),
     book: Path | None = None,
@@ -47,6 +48,8 @@ def lab(
         small takes minutes on a CPU, full takes longer and measures more; mini only tests the code.
     seeds
         The number of seeds; 0 is the claim's default.
+    again
+        Compute seeds again that have results.
     data
         A file or folder, for claims that need data; the list of claims says which.
     out
@@ -76,14 +79,16 @@ def lab(
         claims = [claim for claim in all_claims().values() if data is not None or not claim.data]
         skipped = [claim.name for claim in all_claims().values() if claim not in claims]
         print_notes("--all", [f"{name} is left out: it needs --data" for name in skipped])
-    results = [run_one(claim, size, seeds, data, out, json) for claim in claims]  # type: ignore[arg-type]
+    results = [run_one(claim, size, seeds, again, data, out, json) for claim in claims]  # type: ignore[arg-type]
     if json:
         print_json([result.to_dict() for result in results])
     elif len(results) > 1:
         print_summary(results)
 
 
-def run_one(claim: "Claim", size: "Size", seeds: int, data: Path | None, out: Path, json: bool) -> "ClaimResult":
+def run_one(
+    claim: "Claim", size: "Size", seeds: int, again: bool, data: Path | None, out: Path, json: bool
+) -> "ClaimResult":
     """Run one claim, save its picture, and print its results."""
     from qkv.lab import run_claim
     from qkv.lab.chart import draw_claim
@@ -91,7 +96,7 @@ def run_one(claim: "Claim", size: "Size", seeds: int, data: Path | None, out: Pa
     from qkv.render.svg import save_svg
 
     with stages_bar() as progress:
-        result = run_claim(claim, size, seeds=seeds, folder=out, data=data, progress=progress)
+        result = run_claim(claim, size, seeds=seeds, again=again, folder=out, data=data, progress=progress)
     picture = out / f"{claim.name}.svg"
     save_svg(picture, draw_claim(claim, result.table))
     if not json:

@@ -93,19 +93,21 @@ def run_claim(
     size: Size = "small",
     *,
     seeds: int = 0,
+    again: bool = False,
     folder: Path | None = None,
     data: Path | None = None,
     progress: OnStage | None = None,
 ) -> ClaimResult:
     """Run a claim's experiment with seeds 0, 1, ….
 
-    With a `folder`, results are saved there, and seeds that it already has, with the same settings, are not run again.
+    With a `folder`, results are saved there. Seeds that it already has, with the same settings, are not run again,
+    unless `again` is set.
     """
     check_requirements(claim, data)
     settings = json.loads(json.dumps(asdict(claim.settings[size])))
     result = ClaimResult(claim, size, settings, made_with=describe_machine())
     path = None if folder is None else results_path(folder, claim, size)
-    if path is not None and path.exists():
+    if path is not None and path.exists() and not again:
         earlier = load_result(claim, path)
         if earlier.settings == settings:
             result = earlier
