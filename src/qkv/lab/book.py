@@ -125,7 +125,7 @@ def format_cell(table: Table, measure: str, series: str, x: float | str) -> str:
     if not table.has(measure, series, x):
         return ""
     mean, half = table.mean(measure, series, x), table.half_interval(measure, series, x)
-    return format_value(mean) + (f" ± {half:.2g}" if half else "")
+    return format_value(mean) + (f" ± {half:.2g}" if half > 1e-9 * abs(mean) else "")  # less is rounding
 
 
 def format_value(value: float) -> str:
@@ -136,7 +136,8 @@ def format_value(value: float) -> str:
     """
     if abs(value) >= 1e7:
         return f"{value:.3g}"
-    return f"{value:,.0f}" if value.is_integer() else format_number(value)
+    whole = round(value, 9) if abs(value) >= 1 else value
+    return f"{whole:,.0f}" if whole.is_integer() else format_number(value)
 
 
 def example_code(example: Callable[[], None]) -> str:
