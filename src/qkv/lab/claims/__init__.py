@@ -3,6 +3,8 @@
 ORDER: tuple[str, ...] = (
     # parts
     "permutation",
+    "masking",
+    "softmax-rows",
     "score-scaling",
     # families
     # training
