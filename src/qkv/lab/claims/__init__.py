@@ -10,6 +10,7 @@ ORDER: tuple[str, ...] = (
     # training
     "padding-and-packing",
     # running
+    "kv-cache",
     # uses
     # understanding
     "superposition",
