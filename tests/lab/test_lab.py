@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from qkv.lab import Check, Claim, Experiment, Point, Table, find_claim, run_clai
 from qkv.lab.book import markdown_table, write_chapter
 from qkv.lab.chart import draw_claim
 from qkv.lab.claim import Chart
+from qkv.lab.markov import NUM_STATES, NUM_SUCCESSORS, write_markov_chain
 from qkv.lab.run import load_result, results_path
 from qkv.lab.scoring import score_tokens
 
@@ -132,6 +134,18 @@ def test_training_scores_and_seeds(tmp_path: Path) -> None:
         assert scores.losses.shape == scores.correct.shape == (2, 4)
         assert experiment.curves("a run").validation["loss"][-1][1] == pytest.approx(losses[-1], abs=1e-3)
     assert losses[0] == losses[1] != losses[2]
+
+
+def test_a_markov_chain_has_few_successors_and_depends_on_the_seed(tmp_path: Path) -> None:
+    files = []
+    for seed in (0, 0, 1):
+        keys = write_markov_chain(Experiment(None, seed, tmp_path), num_walks=400, num_tokens=20)
+        files.append(Path(str(keys["data.train"])).read_text() + Path(str(keys["data.valid"])).read_text())
+    assert files[0] == files[1] != files[2]
+    walks = [json.loads(line)["text"].split() for line in files[0].splitlines()]
+    pairs = {pair for walk in walks for pair in pairwise(walk)}
+    assert {len(walk) for walk in walks} == {20}
+    assert len(pairs) == NUM_STATES * NUM_SUCCESSORS
 
 
 def test_the_command_lists_runs_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ ORDER: tuple[str, ...] = (
     "masking",
     "softmax-rows",
     "score-scaling",
+    "residuals",
     # families
     # training
     "padding-and-packing",
