@@ -130,7 +130,7 @@ CLAIM = Claim(
     chapter="parts",
     title="Skip connections carry the gradient through a deep stack",
     quotes=(
-        Quote("Gradient is great through the residual connection; its 1!", "lecture"),
+        Quote("Gradient is great through the residual connection; its 1!", "lecture", "nearly"),
         Quote(
             "The Transformer employs residual connections to facilitate training and prevent vanishing gradients.",
             "review",
