@@ -7,6 +7,9 @@ ORDER: tuple[str, ...] = (
     "softmax-rows",
     "score-scaling",
     "residuals",
+    "attention-cost",
+    "attention-memory",
+    "path-length",
     # families
     # training
     "padding-and-packing",
