@@ -107,14 +107,13 @@ def run_one(
 
 def print_claim(result: "ClaimResult") -> None:
     """Print a claim: the quotation, the question, the numbers, the checks, the verdict and the limits."""
-    from qkv.lab import NOTES
     from qkv.lab.book import MAX_COLUMNS, format_cell
     from qkv.render.formatting import plain_table
 
     claim, table, console = result.claim, result.table, StdoutConsole(highlight=False, markup=False)
     console.print(f"\n{claim.title}", style="bold")
     for quote in claim.quotes:
-        console.print(f"  “{quote.text}” ({NOTES[quote.note]})", style="italic")
+        console.print(f"  {quote}", style="italic")
     console.print(f"\n{claim.question} {claim.method}\n")
     for chart in claim.charts:
         xs = table.xs(chart.measure)

@@ -11,7 +11,7 @@ from pathlib import Path
 from qkv.errors import QkvError
 from qkv.files import write_atomically
 from qkv.lab.chart import draw_claim
-from qkv.lab.claim import CHAPTERS, NOTES, SIZES, Chart, Claim
+from qkv.lab.claim import CHAPTERS, SIZES, Chart, Claim
 from qkv.lab.registry import all_claims
 from qkv.lab.run import ClaimResult, load_result, results_path
 from qkv.lab.table import Table
@@ -88,11 +88,12 @@ def write_chapter(title: str, results: list[ClaimResult]) -> str:
 def write_claim(result: ClaimResult) -> str:
     """The section of a claim."""
     claim, table = result.claim, result.table
-    quotes = "\n>\n".join(f"> “{quote.text}” ({NOTES[quote.note]})" for quote in claim.quotes)
+    quotes = "\n>\n".join(f"> {quote}" for quote in claim.quotes)
     checks = "\n".join(f"- {'✓' if one.holds else '✗'} {one.statement}: {one.found}." for one in result.checks())
     minutes = f"{result.seconds / 60:.1f} minutes" if result.seconds >= 60 else f"{max(result.seconds, 1):.0f} seconds"
     seeds = f"{len(result.points)} seeds" if len(result.points) > 1 else "one seed"
-    made = f"size `{result.size}`, {seeds}, {minutes} on {result.made_with['threads']} CPU threads"
+    threads = result.made_with["threads"]
+    made = f"size `{result.size}`, {seeds}, {minutes} on {threads} CPU thread{'s' if threads > 1 else ''}"
     parts = [
         f'<a id="{claim.name}"></a>\n\n## {claim.title}',
         quotes,

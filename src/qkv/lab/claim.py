@@ -36,10 +36,14 @@ NOTES = {
 
 
 class Quote(NamedTuple):
-    """A sentence of lecture notes, and the short name of the notes."""
+    """A sentence of lecture notes, and the short name of the notes. A remark says what is wrong with the sentence."""
 
     text: str
     note: str
+    remark: str = ""
+
+    def __str__(self) -> str:
+        return f"“{self.text}” ({NOTES[self.note]}{'; ' if self.remark else ''}{self.remark})"
 
 
 class Check(NamedTuple):

@@ -157,7 +157,7 @@ CLAIM = Claim(
     chapter="parts",
     title="A mask sets scores to −∞ before the softmax, not to zero",
     quotes=(
-        Quote("we mask out attention to the future words by setting attention scores to zero.", "lecture"),
+        Quote("we mask out attention to the future words by setting attention scores to zero.", "lecture", "wrong"),
         Quote("before softmax, set invalid entries to –∞ → they become zero after softmax", "inside"),
     ),
     question="How much weight do masked tokens get if their scores are set to zero, and does it matter?",

@@ -128,7 +128,7 @@ CLAIM = Claim(
     chapter="parts",
     title="Attention without positions is permutation-equivariant, not invariant",
     quotes=(
-        Quote("Self Attention has 3 cool properties … permutation invariance", "video"),
+        Quote("Self Attention has 3 cool properties … permutation invariance", "video", "wrong: it is equivariance"),
         Quote("Since self-attention doesn’t build in order information, we need to encode the order", "lecture"),
     ),
     question="What happens to the output of a Transformer if its input tokens are permuted?",

@@ -94,7 +94,7 @@ CLAIM = Claim(
     chapter="parts",
     title="A softmax over the keys, not a sigmoid, turns scores into weights",
     quotes=(
-        Quote("Sigmoid is applied row-wise", "video"),
+        Quote("Sigmoid is applied row-wise", "video", "wrong: a softmax"),
         Quote("The softmax ensures that the attention weights for each query sum to 1.", "review"),
     ),
     question="What changes if scores go through a sigmoid, or through a softmax over the wrong axis?",
