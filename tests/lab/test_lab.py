@@ -110,6 +110,25 @@ def test_missing_data_and_packages_are_errors(tmp_path: Path) -> None:
         run_claim(make_claim([], requires=("no_such_package",)))
 
 
+def test_optional_data_adds_measures(tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("a\tb\n")
+    calls: list[int] = []
+    plain = make_claim(calls)
+
+    def measure(experiment: Experiment) -> list[Point]:
+        return [*plain.measure(experiment), *([Point("BLEU", "a", 1, 9.0)] if experiment.data else [])]
+
+    charts = (*plain.charts, Chart(measure="BLEU", x="x"))
+    claim = replace(plain, measure=measure, charts=charts, optional_data="pairs")
+    assert len(claim.charts_of(run_claim(claim, seeds=1, folder=tmp_path).table)) == 1
+    assert len(claim.charts_of(run_claim(claim, seeds=1, folder=tmp_path, data=pairs).table)) == 2
+    kept = run_claim(claim, seeds=1, folder=tmp_path)  # a run without data does not replace results with data
+    assert (kept.data, len(claim.charts_of(kept.table)), calls) == ("pairs.tsv", 2, [0, 0])
+    assert "BLEU" not in draw_claim(claim, run_claim(claim, seeds=1).table)
+    assert run_claim(plain, seeds=1, data=pairs).data == ""
+
+
 def test_tables_of_pages_have_all_series() -> None:
     claim = make_claim([])
     result = run_claim(claim, seeds=2)

@@ -51,7 +51,7 @@ def lab(
     again
         Compute seeds again that have results.
     data
-        A file or folder, for claims that need data; the list of claims says which.
+        A file or folder, for claims that need or take data; the list of claims says which.
     out
         The folder of the results: NAME.SIZE.json and NAME.svg.
     book
@@ -115,7 +115,7 @@ def print_claim(result: "ClaimResult") -> None:
     for quote in claim.quotes:
         console.print(f"  {quote}", style="italic")
     console.print(f"\n{claim.question} {claim.method}\n")
-    for chart in claim.charts:
+    for chart in claim.charts_of(table):
         xs = table.xs(chart.measure)
         xs = xs[:: -(-len(xs) // MAX_COLUMNS)]
         console.print(chart.measure, style="bold")
@@ -149,9 +149,9 @@ def list_claims(json: bool) -> None:
         grid = plain_table("", "")
         for claim in claims.values():
             if claim.chapter == chapter:
-                grid.add_row(
-                    f"  {claim.name}", claim.question + (f" (needs --data: {claim.data})" if claim.data else "")
-                )
+                needs = f" (needs --data: {claim.data})" if claim.data else ""
+                takes = f" (takes --data: {claim.optional_data})" if claim.optional_data else ""
+                grid.add_row(f"  {claim.name}", claim.question + needs + takes)
         console.print(grid)
         console.print()
     print_notes("run one", [f"qkv lab {next(iter(claims))}"])
@@ -161,7 +161,8 @@ def describe(claim: "Claim") -> dict[str, Any]:
     """A claim as JSON."""
     quotes = [quote._asdict() for quote in claim.quotes]
     values = {
-        name: getattr(claim, name) for name in ("name", "chapter", "title", "question", "method", "limits", "data")
+        name: getattr(claim, name)
+        for name in ("name", "chapter", "title", "question", "method", "limits", "data", "optional_data")
     }
     return {**values, "quotes": quotes}
 

@@ -94,20 +94,21 @@ def write_claim(result: ClaimResult) -> str:
     seeds = f"{len(result.points)} seeds" if len(result.points) > 1 else "one seed"
     threads = result.made_with["threads"]
     made = f"size `{result.size}`, {seeds}, {minutes} on {threads} CPU thread{'s' if threads > 1 else ''}"
+    command = f"qkv lab {claim.name}" + (f" --data {result.data}" if result.data else "")
     parts = [
         f'<a id="{claim.name}"></a>\n\n## {claim.title}',
         quotes,
         wrap(f"**{claim.question}** {claim.method}"),
         f"![{claim.title}](pictures/{claim.name}.svg)",
-        *(markdown_table(chart, table) for chart in claim.charts),
+        *(markdown_table(chart, table) for chart in claim.charts_of(table)),
         f"**The claim {result.verdict()}.**",
         checks,
         wrap(claim.lesson),
         wrap(f"*Limits.* {claim.limits}"),
-        f"`qkv lab {claim.name}` runs it ({made}). The idea in a few lines:",
+        f"`{command}` runs it ({made}). The idea in a few lines:",
         f"```python\n{example_code(claim.example)}```",
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
 def markdown_table(chart: Chart, table: Table) -> str:

@@ -27,7 +27,7 @@ DASHES = ("", "6 3", "2 3", "8 3 2 3", "1 2", "10 4")
 def draw_claim(claim: Claim, table: Table) -> str:
     """The picture of a claim, as SVG."""
     parts, y = [text(LEFT, 30, claim.title, 16, anchor="start", weight=600)], 44
-    for chart in claim.charts:
+    for chart in claim.charts_of(table):
         panel, y = draw_panel(chart, table, y)
         parts += panel
     return document(WIDTH, y + 8, f"{claim.title}. {claim.question}", parts)

@@ -91,8 +91,13 @@ class Claim:
     is_counted: bool = False  # nothing is trained or timed: the claim holds at every size, and a test asserts it
     timed: tuple[str, ...] = ()  # measures in seconds or bytes, which differ from run to run
     data: str = ""  # a description of the files that --data must name; "": none are needed
+    optional_data: str = ""  # a description of files that --data may name, for further measures
     requires: tuple[str, ...] = ()  # packages of an extra that the experiment imports
 
     def num_seeds(self, size: Size) -> int:
         """The number of seeds of a size."""
         return (self.seeds or DEFAULT_SEEDS)[size]
+
+    def charts_of(self, table: Table) -> list[Chart]:
+        """The charts whose measures a table has. Without optional data, some may be missing."""
+        return [chart for chart in self.charts if chart.measure in table.measures()]

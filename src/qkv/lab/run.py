@@ -33,6 +33,7 @@ class ClaimResult:
     points: dict[int, list[Point]] = field(default_factory=dict)  # seed → points
     seconds: float = 0.0
     made_with: dict[str, Any] = field(default_factory=dict)  # versions and machine
+    data: str = ""  # the name of the file or folder that --data named
 
     @property
     def table(self) -> Table:
@@ -58,6 +59,7 @@ class ClaimResult:
             "verdict": self.verdict(),
             "checks": [check._asdict() for check in self.checks()],
             "settings": self.settings,
+            "data": self.data,
             "seconds": round(self.seconds, 1),
             "made_with": self.made_with,
             "points": {str(seed): [list(point) for point in points] for seed, points in self.points.items()},
@@ -80,7 +82,7 @@ def load_result(claim: Claim, path: Path) -> ClaimResult:
             raise KeyError(f"the claim is {values['claim']!r}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise QkvError(f"{path}: not a results file of {claim.name} ({error}); delete it and run it again") from error
-    return ClaimResult(claim, size, settings, points, seconds, made_with)
+    return ClaimResult(claim, size, settings, points, seconds, made_with, values.get("data", ""))
 
 
 def results_path(folder: Path, claim: Claim, size: Size) -> Path:
@@ -100,18 +102,21 @@ def run_claim(
 ) -> ClaimResult:
     """Run a claim's experiment with seeds 0, 1, ….
 
-    With a `folder`, results are saved there. Seeds that it already has, with the same settings, are not run again,
-    unless `again` is set.
+    With a `folder`, results are saved there. Seeds that it already has, with the same settings and data, are not run
+    again, unless `again` is set. Without `data`, complete results that were made with optional data stay.
     """
     check_requirements(claim, data)
+    if not claim.data and not claim.optional_data:
+        data = None
     settings = json.loads(json.dumps(asdict(claim.settings[size])))
-    result = ClaimResult(claim, size, settings, made_with=describe_machine())
+    result = ClaimResult(claim, size, settings, made_with=describe_machine(), data="" if data is None else data.name)
+    wanted = seeds or claim.num_seeds(size)
     path = None if folder is None else results_path(folder, claim, size)
     if path is not None and path.exists() and not again:
         earlier = load_result(claim, path)
-        if earlier.settings == settings:
+        is_complete = set(range(wanted)) <= set(earlier.points)
+        if earlier.settings == settings and (earlier.data == result.data or (data is None and is_complete)):
             result = earlier
-    wanted = seeds or claim.num_seeds(size)
     result.points = {seed: points for seed, points in result.points.items() if seed < wanted}
     for seed in range(wanted):
         if seed in result.points:
