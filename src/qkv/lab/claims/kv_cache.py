@@ -167,7 +167,7 @@ CLAIM = Claim(
     name="kv-cache",
     chapter="running",
     title="The KV cache takes one power of n off the work of generation",
-    quotes=(Quote("Store KV cache(output of encoder)", "video"),),
+    quotes=(Quote("Store KV cache(output of encoder)", "video", "wrong: there are two caches"),),
     question="What must be stored while a model generates, what does it save, and how large is it?",
     method="An encoder-decoder with random weights generates n tokens greedily. From step to step it keeps only the "
     "encoder's output, or the keys and values of the source, or those of the source and of the target. Torch counts "
