@@ -13,6 +13,7 @@ ORDER: tuple[str, ...] = (
     # families
     # training
     "padding-and-packing",
+    "precision",
     # running
     "kv-cache",
     # uses

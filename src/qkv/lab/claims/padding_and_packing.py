@@ -188,11 +188,11 @@ CLAIM = Claim(
     "positions count from the start of each document, and the loss leaves out padding. In qkv, one rule covers the "
     "first two: every token has a document id and a position (`blocks/mask.py`). The note is right with these masks "
     "only. Without them, a decoder tolerates padding on the right, because the causal mask hides it. Everything else "
-    "changes the result. The layouts differ in cost: padding is computed and thrown away. Packing avoids it, and so do "
-    "batches of similar lengths.",
-    limits="In float32 and bfloat16, layouts differ by rounding, because sums are taken in another order. Some models "
-    "are pretrained on packed text without a document mask. They learn to ignore the other documents, and their "
-    "outputs still depend on them.",
+    "changes the result. The layouts differ in cost: padding is computed and thrown away. Packing avoids it, and so "
+    "do batches of similar lengths.",
+    limits="In float32 and bfloat16, layouts differ by rounding, because sums are taken in another order. Some "
+    "models are pretrained on packed text without a document mask. They learn to ignore the other documents, and "
+    "their outputs still depend on them.",
     settings={
         "mini": PaddingAndPackingSettings(num_paragraphs=1000),
         "small": PaddingAndPackingSettings(num_documents=32, max_length=64, num_paragraphs=8192),
