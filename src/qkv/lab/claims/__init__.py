@@ -14,6 +14,7 @@ ORDER: tuple[str, ...] = (
     # training
     "padding-and-packing",
     "precision",
+    "gradient-accumulation",
     # running
     "kv-cache",
     # uses
