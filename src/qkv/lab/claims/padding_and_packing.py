@@ -175,6 +175,7 @@ CLAIM = Claim(
             "regardless of if you choose padding, or just feed actual sentence, it makes no difference to the output "
             "generated",
             "video",
+            "with a padding mask",
         ),
         Quote("Padding Mask: Ignores [PAD] tokens during attention.", "mechanism"),
     ),

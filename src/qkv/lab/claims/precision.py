@@ -219,7 +219,7 @@ CLAIM = Claim(
     chapter="training",
     title="Half precision saves memory, and loses small numbers",
     quotes=(
-        Quote("Uses FP16 for some operations to cut memory and speed up training.", "inside"),
+        Quote("Uses FP16 for some operations to cut memory and speed up training.", "inside", "today mostly bfloat16"),
         Quote("AMP (PyTorch/TensorFlow) automates precision choice.", "inside"),
     ),
     question="How much memory does mixed precision save, and what do float16 and bfloat16 lose?",
