@@ -14,6 +14,7 @@ relative_buckets relative_max_distance
 sliding_window sliding_window_layers
 norm norm_placement norm_affine norm_eps embedding_norm qk_norm feedforward bias residual score_scale
 embedding_scale token_types
+recurrence recurrent_attention
 dropout attention_dropout ffn_dropout init init_std
 """
 HEAD = """

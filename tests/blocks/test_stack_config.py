@@ -8,6 +8,7 @@ from qkv.blocks import RotaryScaling, StackConfig
 from qkv.values import list_differences
 
 Config = Callable[..., StackConfig]
+RECURRENT = {"recurrence": "lstm", "heads": 0, "ffn_width": 0}
 
 
 def test_what_is_not_said_is_filled_in(small: Config) -> None:
@@ -15,6 +16,13 @@ def test_what_is_not_said_is_filled_in(small: Config) -> None:
     assert (config.head_dim, config.kv_heads, config.num_layer_groups) == (8, 6, 2)
     assert config.rotary_base_sliding == config.rotary_base
     assert small(rotary_base=500.0).rotary_base_sliding == 500.0
+
+
+def test_a_recurrent_stack_needs_no_heads_and_no_positions(small: Config) -> None:
+    config = small(**RECURRENT)
+    assert (config.heads, config.kv_heads, config.head_dim, config.ffn_width) == (1, 1, 16, 16)
+    assert config.position == "none"
+    assert small(**{field: getattr(config, field) for field in config.__dataclass_fields__}) == config
 
 
 def test_what_is_said_is_kept(small: Config) -> None:
@@ -89,6 +97,11 @@ def test_only_a_table_of_positions_ends(small: Config, position: str, limited: b
         ({"sliding_window_layers": "all"}, "sliding_window_layers = 'all' must be a list of whole numbers"),
         ({"sliding_window_layers": [0.5]}, r"sliding_window_layers = \(0.5,\) must be a list of whole numbers"),
         ({"rotary_scaling": 2.0}, "rotary_scaling = 2.0 must be a RotaryScaling or null"),
+        ({"recurrence": "lstm"}, 'heads = 4 does not apply to recurrence = "lstm"'),
+        ({**RECURRENT, "position": "rotary"}, "position = 'rotary' does not apply"),
+        ({**RECURRENT, "norm_placement": "post"}, "norm_placement = 'post' does not apply"),
+        ({**RECURRENT, "embedding_norm": "replaces_first"}, 'embedding_norm = "replaces_first" does not apply'),
+        ({"recurrent_attention": "none"}, "recurrent_attention = 'none' is for a recurrent decoder"),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused_by_field(small: Config, fields: dict[str, object], match: str) -> None:

@@ -33,7 +33,12 @@ from qkv.decode.support import EVERY_CHOICE, UNUSED_FIELDS, literal_fields, supp
 FAMILIES = ("decoder", "seq2seq")
 PROMPTS = [[5, 6, 7, 3], [8], [3, 4]]
 CHOICES = [(name, value) for name, values in literal_fields().items() for value in values]
-COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {("norm", "rmsnorm"): {"norm_affine": "gain"}}
+RECURRENT = {"heads": 0, "ffn_width": 0}
+COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
+    ("norm", "rmsnorm"): {"norm_affine": "gain"},
+    **{("recurrence", kind): RECURRENT for kind in ("rnn", "gru", "lstm")},
+    ("recurrent_attention", "none"): {**RECURRENT, "recurrence": "gru"},
+}
 """What a choice needs besides."""
 SIZES = {"vocab_size", "width", "layers", "heads", "ffn_width", "max_positions", "norm_eps"}
 TRAINING = {"dropout", "attention_dropout", "ffn_dropout", "init", "init_std"}

@@ -45,6 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
     "no workers, muon": {"train": {"num_workers": 0, "optimizer": "muon", "ema_decay": 0.0, "lr": 1e-3}},
     "three workers, lamb": {"train": {"num_workers": 3, "optimizer": "lamb"}},
     "bfloat16, sgd": {"train": {"precision": "bfloat16", "optimizer": "sgd", "micro_batch_tokens": 0}},
+    "a recurrent model": {"model": {"family": "lstm"}},
     "recomputed, reports apart": {"train": {"gradient_checkpointing": True, "log_every": 4, "save_every": 3}},
 }
 

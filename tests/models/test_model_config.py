@@ -134,8 +134,8 @@ def test_a_wrong_value_is_named_with_its_file_and_field(stack_config: Make, path
 
 def test_what_is_missing_is_listed(stack_config: Make) -> None:
     values = plain(stack_config)
-    del values["decoder"]["vocab_size"], values["decoder"]["heads"]
-    with pytest.raises(QkvError, match=r"config.json: decoder: missing vocab_size, heads"):
+    del values["decoder"]["vocab_size"], values["decoder"]["layers"]
+    with pytest.raises(QkvError, match=r"config.json: decoder: missing vocab_size, layers"):
         parse_config(values)
 
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from fault_runs import go_on, tiny, train
 
-from qkv.models import build
+from qkv.blocks import StackConfig
+from qkv.models import Config, build
 from qkv.models.tables.presets import find_preset
 from qkv.train import compile as compiling
 from qkv.train import setup
@@ -41,6 +42,16 @@ def test_long_runs_are_compiled(budget, expected, fast_gpu):
 def test_the_recipe_can_decide(choice, fast_gpu):
     network = build(find_preset("gpt2"), device="meta")
     assert should_compile(TrainSection(steps=1, compile=choice), OneGpu(), network, None) == (choice == "yes", "")
+
+
+@pytest.mark.parametrize("choice", ["auto", "yes", "no"])
+def test_a_recurrent_model_is_not_compiled(choice, fast_gpu):
+    """Its number of steps depends on the documents of a batch."""
+    stack = StackConfig(vocab_size=9, width=8, layers=1, recurrence="lstm")
+    network = build(Config(decoder=stack), device="meta")
+    compiled, note = should_compile(TrainSection(steps=10**9, compile=choice), OneGpu(), network, None)
+    assert not compiled
+    assert ("has no effect" in note) == (choice == "yes")
 
 
 def test_a_cpu_does_not_compile():

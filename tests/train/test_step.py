@@ -51,6 +51,17 @@ def test_micro_batches_give_the_step_of_the_whole_batch(name: str, parts: int) -
     assert float(one.grad_norm) == pytest.approx(float(many.grad_norm), rel=1e-5)
 
 
+def test_a_step_whose_shapes_depend_on_the_documents_is_no_cuda_graph() -> None:
+    for fixed_shapes in (True, False):
+        net, section = network(*CASES["pairs"]), TrainSection(compile="auto")
+        optimizer = make_optimizer(net.named_parameters(), section)
+        stepper = Stepper(
+            TrainingModule(net, ObjectiveSection()), optimizer, section, World(), fixed_shapes=fixed_shapes
+        )
+        stepper.updates_on_device = True  # as on a GPU
+        assert stepper._uses_cuda_graph(1) == fixed_shapes
+
+
 @pytest.mark.parametrize("name", ["next token", "masked", "pairs"])
 def test_padding_that_has_no_effect_does_not_change_the_kind_of_step(name: str) -> None:
     """A causal mask hides padding on the right, so such batches share the graph of batches without padding."""

@@ -6,7 +6,7 @@ attention     softmax(QKᵀ/√D) V                   feedforward  the MLP of a 
 norm          LayerNorm, RMSNorm                  block        attention and MLP, residual sums
 stack         blocks in sequence                  head         hidden states → outputs
 cache         keys and values kept in decoding    tap          recording and changing activations
-init          initial weights
+init          initial weights                     recurrent    RNN, GRU and LSTM, in place of blocks
 kernels/      fast kernels                        checks/      checks of configs; skip both at first
 
 A config needs no torch. The other names import it when they are first used.
@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from qkv.blocks.config import AttentionKernel, HeadConfig, RotaryScaling, StackConfig
 
 if TYPE_CHECKING:
-    from qkv.blocks.cache import CrossCache, EncoderMemory, SelfCache
+    from qkv.blocks.cache import CrossCache, EncoderMemory, RecurrentCache, SelfCache
     from qkv.blocks.embedding import Embedding
     from qkv.blocks.head import Head, pool
     from qkv.blocks.init import initialise
     from qkv.blocks.kernels.prepared import KernelHints
     from qkv.blocks.mask import Mask, SequenceLayout, make_layout, positions_in_documents
-    from qkv.blocks.stack import Stack
+    from qkv.blocks.recurrent import RecurrentStack
+    from qkv.blocks.stack import Stack, make_stack
     from qkv.blocks.tap import SITES, Tap
 
 NEED_TORCH = {
@@ -34,6 +35,8 @@ NEED_TORCH = {
     "Head": "qkv.blocks.head",
     "KernelHints": "qkv.blocks.kernels.prepared",
     "Mask": "qkv.blocks.mask",
+    "RecurrentCache": "qkv.blocks.cache",
+    "RecurrentStack": "qkv.blocks.recurrent",
     "SITES": "qkv.blocks.tap",
     "SelfCache": "qkv.blocks.cache",
     "SequenceLayout": "qkv.blocks.mask",
@@ -41,6 +44,7 @@ NEED_TORCH = {
     "Tap": "qkv.blocks.tap",
     "initialise": "qkv.blocks.init",
     "make_layout": "qkv.blocks.mask",
+    "make_stack": "qkv.blocks.stack",
     "pool": "qkv.blocks.head",
     "positions_in_documents": "qkv.blocks.mask",
 }
@@ -55,6 +59,8 @@ __all__ = [
     "HeadConfig",
     "KernelHints",
     "Mask",
+    "RecurrentCache",
+    "RecurrentStack",
     "RotaryScaling",
     "SelfCache",
     "SequenceLayout",
@@ -63,6 +69,7 @@ __all__ = [
     "Tap",
     "initialise",
     "make_layout",
+    "make_stack",
     "pool",
     "positions_in_documents",
 ]

@@ -7,7 +7,13 @@ field only after review: `tests/test_frozen.py` fails until its list of fields i
 from dataclasses import dataclass
 from typing import Literal
 
-from qkv.blocks.checks.config import check_head, check_scaling, check_stack_combinations, check_stack_values
+from qkv.blocks.checks.config import (
+    check_head,
+    check_recurrent,
+    check_scaling,
+    check_stack_combinations,
+    check_stack_values,
+)
 
 PositionKind = Literal["sinusoidal", "sinusoidal_split", "learned", "rotary", "alibi", "t5", "none"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
@@ -15,6 +21,7 @@ FeedForwardKind = Literal["relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu",
 GATED_ACTIVATIONS = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
 """The gated kinds of feed-forward, and the activation of the gate."""
 HeadKind = Literal["none", "lm", "mlm", "classify", "choice", "tag", "span", "embed"]
+Recurrence = Literal["none", "rnn", "gru", "lstm"]
 AttentionKernel = Literal["auto", "eager", "sdpa", "flex", "varlen"]
 """The implementation of attention. It is not part of a config, because every kernel gives the same result."""
 
@@ -45,14 +52,16 @@ class StackConfig:
     >>> tiny = StackConfig(vocab_size=100, width=64, layers=2, heads=4, ffn_width=256)
     >>> tiny.head_dim, tiny.kv_heads
     (16, 4)
+    >>> StackConfig(vocab_size=100, width=64, layers=2, recurrence="lstm").position
+    'none'
     """
 
     # Size
     vocab_size: int
     width: int
     layers: int
-    heads: int
-    ffn_width: int
+    heads: int = 0  # at least 1; a recurrent stack needs no value
+    ffn_width: int = 0  # the same
     kv_heads: int = 0  # the number of key/value heads (grouped-query attention); 0: the same as `heads`
     head_dim: int = 0  # 0: width / heads
     embedding_width: int = 0  # a narrower embedding with a projection to `width` (ALBERT, ELECTRA); 0: `width`
@@ -93,14 +102,27 @@ class StackConfig:
     embedding_scale: Literal["none", "sqrt"] = "none"  # × √embedding_width (√width if it is not set)
     token_types: int = 0  # the number of token types (BERT: 2); 0: there is no token type embedding
 
+    # A stack of recurrent layers in place of Transformer blocks (blocks/recurrent.py). Only the size, the fields of the
+    # embedding and those below apply to it. All others keep their defaults, and `position` is "none".
+    recurrence: Recurrence = "none"
+    recurrent_attention: Literal["additive", "none"] = "additive"
+    # How the decoder of an encoder-decoder reads the source: additive attention (Bahdanau et al. 2015), or only through
+    # its initial state (Sutskever et al. 2014).
+
     # Training
-    dropout: float = 0.0  # after the embedding, and after each attention and feed-forward
+    dropout: float = 0.0  # after the embedding, and after each attention, feed-forward or recurrent layer
     attention_dropout: float = 0.0  # on the attention weights
     ffn_dropout: float = 0.0  # inside the feed-forward
     init: Literal["normal", "scaled", "xavier", "t5"] = "normal"
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
+        if self.is_recurrent:
+            plain: dict[str, object] = {"heads": self.heads or 1, "ffn_width": self.ffn_width or self.width}
+            if self.position == "sinusoidal":  # the default
+                plain["position"] = "none"
+            for name, filled in plain.items():
+                object.__setattr__(self, name, filled)
         check_stack_values(self)
         derived = {
             "head_dim": self.head_dim or self.width // self.heads,
@@ -112,6 +134,12 @@ class StackConfig:
         for name, value in derived.items():
             object.__setattr__(self, name, value)
         check_stack_combinations(self)
+        check_recurrent(self)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the stack has recurrent layers instead of Transformer blocks."""
+        return self.recurrence != "none"
 
     @property
     def rotary_dim(self) -> int:

@@ -5,6 +5,8 @@ scaled   as normal, but σ of the projections into the residual stream is divide
          the stack): GPT-2, ModernBERT
 xavier   Glorot-uniform matrices, embeddings with σ = 1/√C: the 2017 Transformer
 t5       σ = 1/√fan-in; query weights are smaller by 1/√D, because T5 does not scale its scores
+
+The layers of a recurrent stack have torch's own initialisation (`RecurrentStack.reset_parameters`).
 """
 
 import math
@@ -15,12 +17,13 @@ from torch import nn
 from qkv.blocks.block import Block
 from qkv.blocks.config import StackConfig
 from qkv.blocks.head import Head
+from qkv.blocks.recurrent import RecurrentStack
 from qkv.blocks.stack import Stack
 
 
 @torch.no_grad()
 def initialise(network: nn.Module, config: StackConfig) -> None:
-    """Sample every weight of `network`. Norm gains become 1; all biases become 0.
+    """Sample every weight of `network`. Norm gains become 1, and biases 0, except in recurrent layers.
 
     A tied head shares its matrix with the embedding: initialise the head first, then the embedding.
     """
@@ -48,6 +51,8 @@ def initialise(network: nn.Module, config: StackConfig) -> None:
                 _init_xavier(module)
             elif config.init == "t5":
                 _init_t5(module, config)
+        elif isinstance(module, RecurrentStack):
+            module.reset_parameters()
         elif isinstance(module, Head) and config.init == "t5" and module.config.kind == "lm" and not module.config.tied:
             nn.init.normal_(module.out.weight, std=1.0)  # type: ignore[union-attr]
         elif isinstance(module, Stack) and config.init == "t5" and module.bias is not None and module.bias.table:

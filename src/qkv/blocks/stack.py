@@ -4,6 +4,8 @@ The stack computes what all layers share once per forward pass: the prepared mas
 that ALiBi or T5 positions add to the scores.
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -17,7 +19,19 @@ from qkv.blocks.kernels.selection import restrict_mask
 from qkv.blocks.mask import Mask, SequenceLayout
 from qkv.blocks.norm import make_norm
 from qkv.blocks.position import Rotary, ScoreBias
+from qkv.blocks.recurrent import RecurrentStack
 from qkv.blocks.tap import LayerTap, Tap
+
+
+def make_stack(config: StackConfig, *, name: str, causal: bool, cross: bool = False) -> "Stack":
+    """Return the stack that a config describes.
+
+    A recurrent stack is declared as a `Stack`, too, because it has the same `forward`. It has no blocks, so code that
+    reads them first checks `config.is_recurrent`.
+    """
+    if config.is_recurrent:
+        return cast(Stack, RecurrentStack(config, name=name, causal=causal, cross=cross))
+    return Stack(config, name=name, causal=causal, cross=cross)
 
 
 class Stack(nn.Module):

@@ -12,6 +12,9 @@ block computes them:
     resid_post                                 the residual stream after the block
     final                                      `"decoder.final"`: after the last norm, what the head reads
 
+A recurrent stack has `state` in each layer, the outputs (B, T, C) that the next layer reads, and `final`. With additive
+attention it has `"decoder.0.cross_pattern"`, (B, 1, T, S), which cannot be changed.
+
 `attn_out`, `cross_out` and `mlp_out` are taken before dropout and, in a sandwich block, before the second norm.
 
 Shapes: residual stream (B, T, C); q and z (B, H, T, D); k and v (B, KV, S, D); scores and pattern (B, H, T, S).
@@ -36,6 +39,7 @@ SELF_SITES = ("q", "k", "v", "scores", "pattern", "z")
 CROSS_SITES = tuple(f"cross_{site}" for site in SELF_SITES)
 SITES = ("resid_pre", *SELF_SITES, "attn_out", "resid_mid", *CROSS_SITES, "cross_out", "cross_mid")
 SITES += ("mlp_pre", "mlp_post", "mlp_out", "resid_post", "final")
+RECURRENT_SITES = ("cross_pattern", "state", "final")
 STACK_NAMES = ("encoder", "decoder")
 Change = Callable[[Tensor], Tensor]
 
@@ -62,7 +66,7 @@ class Tap:
         self.change = dict(change or {})
         for pattern in (*self.record, *self.change):
             site = pattern.rsplit(".", 1)[-1]
-            if not any(fnmatchcase(known, site) for known in SITES):
+            if not any(fnmatchcase(known, site) for known in (*SITES, *RECURRENT_SITES)):
                 raise ValueError(f"no site matches {pattern!r}; the last part must be one of {', '.join(SITES)}")
             stack, dot, _ = pattern.partition(".")
             if dot and not any(fnmatchcase(known, stack) for known in STACK_NAMES):

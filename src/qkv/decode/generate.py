@@ -44,6 +44,11 @@ def generate(
             f"stop = {options.stop!r}: stop strings need a tokenizer, and this model has none; "
             "pass a tokenizer or leave out stop"
         )
+    if draft is not None and network.config.is_recurrent:
+        raise UsageError(
+            "a draft needs a Transformer: this model is recurrent, and its state cannot go back to before a rejected "
+            "token; leave out the draft"
+        )
     if options.tap is not None and draft is not None:
         raise UsageError("edits and a draft: speculative decoding cannot change activations; leave out one of them")
     if not prompts:
@@ -65,6 +70,8 @@ def max_batch_size(network: Decoder | Seq2Seq, prompt_length: int, options: Gene
     """Return the number of prompts whose KV cache fits into a fixed amount of memory; at least 1."""
     stack, weight = network.config.stack, next(network.parameters())
     num_tokens = prompt_length + min(options.max_tokens, MAX_PREALLOCATED_TOKENS)
+    if stack.is_recurrent:
+        num_tokens = max(1, prompt_length)  # the activations of the prompt; the state is smaller
     bytes_per_prompt = 2 * stack.layers * stack.kv_heads * stack.head_dim * num_tokens * options.beam * 4
     max_bytes = MAX_CACHE_BYTES
     if weight.device.type == "cuda":

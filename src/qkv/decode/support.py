@@ -32,6 +32,8 @@ EVERY_CHOICE: Choices = {
     "residual": frozenset({"serial", "parallel"}),
     "score_scale": frozenset({"sqrt", "none"}),
     "embedding_scale": frozenset({"none", "sqrt"}),
+    "recurrence": frozenset({"none"}),
+    "recurrent_attention": frozenset({"additive"}),
 }
 """The values that the CPU step and the GPU steps implement. Extend this table only together with them."""
 

@@ -19,6 +19,11 @@ def list_sites(config: Config) -> list[str]:
     for stack, stack_config in (("encoder", config.encoder), ("decoder", config.decoder)):
         if stack_config is None:
             continue
+        if stack_config.is_recurrent:
+            if stack == "decoder" and config.encoder is not None and stack_config.recurrent_attention == "additive":
+                names.append("decoder.0.cross_pattern")
+            names += [*(f"{stack}.{layer}.state" for layer in range(stack_config.layers)), f"{stack}.final"]
+            continue
         activations = [site for site in SITES if site != "final"]
         if stack == "encoder" or config.encoder is None:
             activations = [site for site in activations if not site.startswith("cross_")]

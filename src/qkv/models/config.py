@@ -49,6 +49,15 @@ class Config:
             raise ValueError("encoder and decoder must have the same width, because of cross-attention")
         if self.family == "seq2seq" and self.decoder.residual == "parallel":  # type: ignore[union-attr]
             raise ValueError('decoder: residual = "parallel" does not support cross-attention; use "serial"')
+        if self.encoder is not None and self.encoder.is_recurrent and self.encoder.width % 2:
+            raise ValueError(
+                f"encoder: width = {self.encoder.width} must be even: each direction of the layers has half"
+            )
+        if self.family == "seq2seq" and self.encoder.is_recurrent != self.decoder.is_recurrent:  # type: ignore[union-attr]
+            raise ValueError(
+                f"encoder: recurrence = {self.encoder.recurrence!r}, but decoder: recurrence = "  # type: ignore[union-attr]
+                f"{self.decoder.recurrence!r}: both stacks must be recurrent, or neither"  # type: ignore[union-attr]
+            )
         if self.head.kind in ("lm", "mlm") and self.head.outputs != self.stack.vocab_size:
             raise ValueError(f"head outputs = {self.head.outputs} must equal vocab_size = {self.stack.vocab_size}")
 
@@ -65,6 +74,11 @@ class Config:
         stack = self.decoder or self.encoder
         assert stack is not None
         return stack
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the stacks have recurrent layers instead of Transformer blocks."""
+        return self.stack.is_recurrent
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of `config.json`. `store/config_json.py` has the inverse."""

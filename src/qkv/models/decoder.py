@@ -1,9 +1,23 @@
 """Decoder-only (GPT): every token attends to itself and to the tokens before it. Trained to predict the next token."""
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
-from qkv.blocks import Embedding, Head, KernelHints, SelfCache, SequenceLayout, Stack, Tap, make_layout
+from qkv.blocks import (
+    Embedding,
+    Head,
+    KernelHints,
+    RecurrentCache,
+    RecurrentStack,
+    SelfCache,
+    SequenceLayout,
+    Stack,
+    Tap,
+    make_layout,
+    make_stack,
+)
 from qkv.models.config import Config
 from qkv.models.runtime.length import check_length
 
@@ -16,7 +30,7 @@ class Decoder(nn.Module):
         assert config.decoder is not None
         self.config = config
         self.embedding = Embedding(config.decoder)
-        self.decoder = Stack(config.decoder, name="decoder", causal=True)
+        self.decoder = make_stack(config.decoder, name="decoder", causal=True)
         self.head = Head(config.head, config.decoder, self.embedding.token)
 
     def new_cache(self, batch_size: int, capacity: int) -> SelfCache:
@@ -61,8 +75,15 @@ class Decoder(nn.Module):
 
 
 def new_cache(stack: Stack, batch_size: int, capacity: int) -> SelfCache:
-    """Return an empty self cache for a stack, on its device and in its dtype."""
+    """Return an empty cache for a stack, on its device and in its dtype.
+
+    A recurrent stack gets a `RecurrentCache`, of any capacity. It is declared as a `SelfCache`, because networks and
+    decoding use only the methods that both have.
+    """
     config, weight = stack.config, next(stack.parameters())
     dtype = weight.dtype if weight.dtype.is_floating_point else torch.float32
+    if isinstance(stack, RecurrentStack):
+        shape = (config.layers, batch_size, config.width, stack.num_states)
+        return cast(SelfCache, RecurrentCache(*shape, device=weight.device, dtype=dtype))
     size = (config.layers, batch_size, config.kv_heads, capacity, config.head_dim)
     return SelfCache(*size, device=weight.device, dtype=dtype)

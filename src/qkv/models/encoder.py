@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from qkv.blocks import Embedding, Head, KernelHints, SequenceLayout, Stack, Tap, make_layout
+from qkv.blocks import Embedding, Head, KernelHints, SequenceLayout, Tap, make_layout, make_stack
 from qkv.models.config import Config
 from qkv.models.runtime.length import check_length
 
@@ -20,7 +20,7 @@ class Encoder(nn.Module):
         assert config.encoder is not None
         self.config = config
         self.embedding = Embedding(config.encoder)
-        self.encoder = Stack(config.encoder, name="encoder", causal=False)
+        self.encoder = make_stack(config.encoder, name="encoder", causal=False)
         self.head = Head(config.head, config.encoder, self.embedding.token)
 
     def hidden(

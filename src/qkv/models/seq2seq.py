@@ -5,7 +5,7 @@ The encoder runs once; the decoder attends to its output through cross-attention
 
 from torch import Tensor, nn
 
-from qkv.blocks import CrossCache, Embedding, EncoderMemory, Head, KernelHints, SelfCache, Stack, Tap
+from qkv.blocks import CrossCache, Embedding, EncoderMemory, Head, KernelHints, SelfCache, Tap, make_stack
 from qkv.blocks.mask import SequenceLayout, make_layout
 from qkv.models.config import Config
 from qkv.models.decoder import new_cache
@@ -24,11 +24,11 @@ class Seq2Seq(nn.Module):
         assert config.decoder is not None
         self.config = config
         self.source_embedding = Embedding(config.encoder)
-        self.encoder = Stack(config.encoder, name="encoder", causal=False)
+        self.encoder = make_stack(config.encoder, name="encoder", causal=False)
         self.target_embedding = Embedding(config.decoder)
         if config.share_embeddings:
             self.target_embedding.token = self.source_embedding.token
-        self.decoder = Stack(config.decoder, name="decoder", causal=True, cross=True)
+        self.decoder = make_stack(config.decoder, name="decoder", causal=True, cross=True)
         self.head = Head(config.head, config.decoder, self.target_embedding.token)
 
     def new_cache(self, batch_size: int, capacity: int) -> SelfCache:

@@ -254,7 +254,10 @@ def assign_parameters(
     for name, old in list(network.named_parameters()):
         parameter = nn.Parameter(tensors[name].to(device, dtype))
         for module, key in holders[id(old)]:
-            module._parameters[key] = parameter
+            setattr(module, key, parameter)  # recurrent layers keep a second reference, which this updates, too
+    for module in network.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()  # cuDNN's kernels need one block of memory
 
 
 def _load_tokenizer(folder: Path) -> Tokenizer | None:

@@ -108,7 +108,8 @@ def prepare_run(job: Job, signals: StopSignals) -> TrainingRun:
         epochs=section.epochs or None,
     )
     micro_batches = num_micro_batches(section, job.train_data, world, job.micro_batch_tokens)
-    stepper = Stepper(module, optimizer, section, world, num_micro_batches=micro_batches)
+    fixed_shapes = not network.config.is_recurrent
+    stepper = Stepper(module, optimizer, section, world, num_micro_batches=micro_batches, fixed_shapes=fixed_shapes)
     checkpoints = job.folder.checkpoints
     manager = CheckpointManager(checkpoints, network, stepper, ema, loader, job.invariants, job.valid_data)
     progress = Progress(compiled=compiled) if checkpoint is None else manager.restore(checkpoint)

@@ -52,7 +52,10 @@ class Stepper:
         world: World,
         *,
         num_micro_batches: int = 1,
+        fixed_shapes: bool = True,
     ) -> None:
+        """`fixed_shapes`: batches of one shape have the same tensors in the network, so a CUDA graph can run them."""
+        self.fixed_shapes = fixed_shapes
         self.module, self.optimizer, self.section, self.world = module, optimizer, section, world
         self.num_micro_batches = num_micro_batches
         self.device = world.device
@@ -179,6 +182,7 @@ class Stepper:
     def _uses_cuda_graph(self, num_micro_batches: int) -> bool:
         return (
             self.updates_on_device
+            and self.fixed_shapes
             and num_micro_batches == 1
             and self.world.size == 1
             and self.scaler is None

@@ -23,6 +23,7 @@ from qkv.tasks.prepare.model import (
     build_network,
     default_num_heads,
     override_stack,
+    recurrence_notes,
 )
 from qkv.tasks.prepare.prepare import prepare
 from qkv.text import Tokenizer
@@ -48,6 +49,38 @@ def test_a_modern_model_for_every_objective(kind: str) -> None:
     assert (config.stack.position, config.stack.norm, config.stack.norm_placement) == ("rotary", "rmsnorm", "pre")
     assert config.share_embeddings == (config.family == "seq2seq")
     build(config, device="meta")
+
+
+@pytest.mark.parametrize("kind", OBJECTIVES)
+def test_one_word_makes_the_model_of_every_objective_recurrent(kind: str) -> None:
+    keys = {"width": 60, "heads": 4, "ffn_width": 100, "position": "rotary", "norm_placement": "post", "dropout": 0.2}
+    config = config_of(kind, family="gru", overrides=keys)
+    plain = config_of(kind, overrides={"width": 60})
+    assert config.family == plain.family
+    assert config.head.kind == plain.head.kind
+    assert (config.stack.recurrence, config.stack.width, config.stack.layers) == ("gru", 60, 2)
+    assert config.stack.dropout == 0.2
+    build(config, device="meta")
+    assert recurrence_notes(recipe_of(kind, family="gru", overrides=keys)) == [
+        'model.family = "gru" ignores model.ffn_width, model.heads, model.norm_placement, model.position, which only '
+        "Transformers have"
+    ]
+    assert recurrence_notes(recipe_of(kind, overrides=keys)) == []
+
+
+def test_a_recurrent_model_takes_the_keys_that_apply_to_it() -> None:
+    keys = {"recurrent_attention": "none", "encoder": {"layers": 3, "recurrence": "lstm"}, "embedding_scale": "none"}
+    config = config_of(family="gru", overrides=keys)
+    assert config.encoder is not None
+    assert config.decoder is not None
+    assert (config.encoder.recurrence, config.encoder.layers) == ("lstm", 3)
+    assert (config.decoder.recurrence, config.decoder.recurrent_attention) == ("gru", "none")
+    assert config.decoder.embedding_scale == "none"
+
+
+def test_a_preset_is_no_recurrent_model() -> None:
+    with pytest.raises(UsageError, match=r"model.preset = 'gpt2' has a decoder, but model.family = 'lstm'"):
+        config_of("causal_lm", family="lstm", preset="gpt2")
 
 
 def test_changes_reach_every_stack_or_one() -> None:

@@ -24,6 +24,7 @@ def changed(**keys: Any) -> Recipe:
 
 def test_a_sound_recipe_passes() -> None:
     check_recipe(SOUND)
+    check_recipe(changed(model__family="lstm", model__overrides={"encoder": {"layers": 2}}))
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,10 @@ def test_a_sound_recipe_passes() -> None:
         ({"data__too_long": "split"}, "does not work with seq2seq"),
         ({"model__preset": "gpt2", "model__from_": "x"}, "set one of them"),
         ({"model__family": "decoder"}, "cannot learn seq2seq"),
+        ({"model__family": "lstm", "model__preset": "gpt2"}, 'model.family = "lstm" is a new recurrent model'),
+        ({"model__family": "lstm", "model__from_": "runs/a"}, "model.from another one: set one of them"),
+        ({"model__overrides": {"recurrence": "lstm"}}, "model.recurrence needs a recurrent model"),
+        ({"model__overrides": {"decoder": {"recurrence": "lstm"}}}, "model.recurrence needs a recurrent model"),
         ({"model__lora_rank": 4, "model__from_": "x", "model__freeze": ("a",)}, "leave model.freeze out"),
         ({"model__lora_rank": 4}, "adapts a trained model"),
         ({"model__lora_rank": 4, "model__from_": "x", "model__lora_targets": ()}, "no matrix to adapt"),

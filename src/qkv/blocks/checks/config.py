@@ -3,6 +3,7 @@
 These classes call the checks when they are created, so the parameters here have the type `Any`.
 """
 
+from dataclasses import fields
 from typing import Any
 
 from qkv.values import Bounds, check_bounds, check_field_types
@@ -37,6 +38,14 @@ SCALING_BOUNDS: dict[str, Bounds] = {
     "high_freq_factor": (0, 1e6),
     "original_max_positions": (1, MAX_LENGTH),
 }
+RECURRENT_FIELDS = frozenset(
+    {
+        *("vocab_size", "width", "layers", "embedding_width", "max_positions", "embedding_scale", "token_types"),
+        *("norm", "norm_affine", "norm_eps", "embedding_norm"),  # of the embedding and the head
+        *("recurrence", "recurrent_attention", "dropout", "init", "init_std"),
+    }
+)
+"""The fields of a `StackConfig` that apply to a recurrent stack."""
 HEAD_BOUNDS: dict[str, Bounds] = {"outputs": (0, 2**24), "next_sentence_classes": (0, 2**24)}
 
 
@@ -89,6 +98,38 @@ def check_stack_combinations(stack: Any) -> None:
     is_shared = stack.num_layer_groups < stack.layers
     if stack.embedding_norm == "replaces_first" and (stack.norm_placement == "post" or is_shared):
         raise ValueError('embedding_norm = "replaces_first" needs a block 0 that starts with a norm and is not shared')
+
+
+def check_recurrent(stack: Any) -> None:
+    """Raise ValueError if a recurrent stack sets a field that only Transformer blocks have, or the other way round."""
+    if not stack.is_recurrent:
+        if stack.recurrent_attention != "additive":
+            raise ValueError(
+                f"recurrent_attention = {stack.recurrent_attention!r} is for a recurrent decoder, and this stack has "
+                'Transformer blocks; leave it out, or set recurrence = "lstm"'
+            )
+        return
+    if stack.embedding_norm == "replaces_first":
+        raise ValueError(
+            f'embedding_norm = "replaces_first" does not apply to recurrence = "{stack.recurrence}", whose layers have '
+            'no norm; use "extra" or "none"'
+        )
+    derived = {
+        "heads": 1,
+        "kv_heads": 1,
+        "head_dim": stack.width,
+        "ffn_width": stack.width,
+        "num_layer_groups": stack.layers,
+        "rotary_base_sliding": stack.rotary_base,
+        "position": "none",
+    }
+    for field in fields(stack):
+        value, default = getattr(stack, field.name), derived.get(field.name, field.default)
+        if field.name not in RECURRENT_FIELDS and value != default:
+            raise ValueError(
+                f'{field.name} = {value!r} does not apply to recurrence = "{stack.recurrence}": it is for Transformer '
+                "blocks; leave it out"
+            )
 
 
 def check_head(head: Any) -> None:

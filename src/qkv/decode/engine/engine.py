@@ -77,6 +77,11 @@ class Engine:
                 raise UsageError(f"{name} = {value!r}: must be an integer >= 1")
         GenerationOptions().check(network.config)
         assert isinstance(network, Decoder | Seq2Seq)
+        if network.config.is_recurrent:
+            raise UsageError(
+                "the engine keeps keys and values in pages, but this model is recurrent and has none; use "
+                "qkv.decode.generate"
+            )
         self.network, self.tokenizer = network, tokenizer
         self.stats = EngineStats()
         self.page_pool = PagePool(network.new_cache(1, 1), num_pages, page_size)

@@ -130,6 +130,10 @@ class DraftModel:
                 f"a {small.family} with a {small.head.kind} head cannot be the draft of a {large.family}; "
                 "use a smaller model of the same family"
             )
+        if small.is_recurrent:
+            raise UsageError(
+                "the draft is recurrent, and its state cannot go back to before a rejected token; use a Transformer"
+            )
         if small.stack.vocab_size != large.stack.vocab_size:
             raise UsageError(
                 f"the draft has a vocabulary of {small.stack.vocab_size} tokens, the model one of "

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
+from qkv.blocks.checks.config import RECURRENT_FIELDS
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.models import Config, Network, build
@@ -20,6 +21,7 @@ from qkv.train.run.load import load_model
 T = TypeVar("T")
 DEFAULT_WIDTH = 256
 DEFAULT_LAYERS = 4
+DEFAULT_RECURRENT_LAYERS = 2
 DEFAULT_DROPOUT = 0.1
 OVERRIDABLE_FIELDS = {
     "dropout",
@@ -31,6 +33,8 @@ OVERRIDABLE_FIELDS = {
     "rotary_scaling",
 }
 """The fields that may be overridden on a trained model, because they do not change the shapes of its weights."""
+TRANSFORMER_FIELDS = {field.name for field in fields(StackConfig)} - RECURRENT_FIELDS
+"""The fields that a recurrent stack does not have. A recipe may keep them when only `model.family` changes."""
 MAX_FINE_TUNING_LR = 5e-4  # Adam's learning rate above which fine-tuning usually forgets; a note says so
 FAMILY_NAMES = {"encoder": "an encoder", "decoder": "a decoder", "seq2seq": "an encoder and a decoder"}
 
@@ -57,7 +61,9 @@ def build_config(recipe: Recipe, requirements: ModelRequirements) -> Config:
     if section.from_:
         return _checkpoint_config(recipe, requirements)
     base = find_preset(section.preset) if section.preset else None
-    family = (base.family if base else "") or section.family or OBJECTIVES[recipe.objective.kind].families[0]
+    recurrence = section.recurrence
+    given = section.family if recurrence == "none" else ""
+    family = (base.family if base else "") or given or OBJECTIVES[recipe.objective.kind].families[0]
     _check_family(recipe, family)
     stacks = {}
     for side in ("encoder", "decoder"):
@@ -65,10 +71,13 @@ def build_config(recipe: Recipe, requirements: ModelRequirements) -> Config:
             _check_no_overrides(section.overrides, side, "this model", family)
             continue
         overrides = _side_overrides(section.overrides, side)
+        if recurrence != "none":
+            overrides = {"recurrence": recurrence, **select_recurrent(overrides)}
         tokenizer = requirements.tokenizer_for(side, family)
         where = f"model.{side}" if family == "seq2seq" else "model"
         preset = getattr(base, side) if base else None
-        stack = preset if preset is not None else modern_stack(overrides, requirements)
+        make = modern_stack if recurrence == "none" else recurrent_stack
+        stack = preset if preset is not None else make(overrides, requirements)
         stacks[side] = override_stack(stack, {"vocab_size": tokenizer.vocab_size, **overrides}, where)
         if tokenizer.vocab_size > stacks[side].vocab_size:
             raise UsageError(
@@ -92,7 +101,8 @@ def _check_family(recipe: Recipe, family: str) -> None:
     """Raise an error if a model's family differs from `model.family`, or cannot learn the objective."""
     section, kind = recipe.model, recipe.objective.kind
     model = f"model.from = {section.from_!r}" if section.from_ else f"model.preset = {section.preset!r}"
-    if section.family not in ("", family):
+    is_new = not section.preset and not section.from_
+    if section.family not in ("", family) and not (is_new and section.recurrence != "none"):
         raise UsageError(
             f"{model} has {FAMILY_NAMES[family]}, but model.family = {section.family!r}; leave one of the two out"
         )
@@ -157,6 +167,43 @@ def modern_stack(overrides: Mapping[str, Any], requirements: ModelRequirements) 
     return construct_config(StackConfig, {**defaults, **_parse_rotary_scaling(overrides)}, "model")
 
 
+def recurrent_stack(overrides: Mapping[str, Any], requirements: ModelRequirements) -> StackConfig:
+    """A stack of recurrent layers, with overrides, which must include `recurrence`.
+
+    The embedding has σ = 1/√C, which suits a tied output matrix, and is multiplied by √C: the layers read numbers of
+    variance 1.
+    """
+    defaults = {
+        "vocab_size": requirements.tokenizer.vocab_size,
+        "width": DEFAULT_WIDTH,
+        "layers": DEFAULT_RECURRENT_LAYERS,
+        "max_positions": max(requirements.max_length, 1),
+        "token_types": 2 if requirements.has_text_pairs else 0,
+        "embedding_scale": "sqrt",
+        "dropout": DEFAULT_DROPOUT,
+        "init": "xavier",
+    }
+    return construct_config(StackConfig, {**defaults, **overrides}, "model")
+
+
+def select_recurrent(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides of a recurrent stack, without those that are for Transformer blocks."""
+    return {name: value for name, value in overrides.items() if name not in TRANSFORMER_FIELDS}
+
+
+def recurrence_notes(recipe: Recipe) -> list[str]:
+    """A note for the user about keys that a recurrent model ignores."""
+    section = recipe.model
+    if section.recurrence == "none":
+        return []
+    given = {name for side in ("encoder", "decoder") for name in _side_overrides(section.overrides, side)}
+    ignored = sorted(given & TRANSFORMER_FIELDS)
+    if not ignored:
+        return []
+    keys = ", ".join(f"model.{name}" for name in ignored)
+    return [f'model.family = "{section.family}" ignores {keys}, which only Transformers have']
+
+
 def default_num_heads(width: int) -> int:
     """The number of heads of dimension 32 (64 in a wide model), or of the next larger even divisor of the width."""
     head_dim = 64 if width >= 512 else 32
@@ -182,6 +229,8 @@ def override_stack(stack: StackConfig, overrides: Mapping[str, Any], where: str)
         if "heads" not in overrides and overrides["width"] % stack.heads:
             values["heads"] = default_num_heads(overrides["width"])
             values["kv_heads"] = 0
+    if stack.is_recurrent:
+        values |= {"heads": 0, "kv_heads": 0, "head_dim": 0, "ffn_width": 0}
     if "layers" in overrides:
         sliding = tuple(layer for layer in stack.sliding_window_layers if layer < overrides["layers"])
         values["sliding_window_layers"] = sliding

@@ -26,7 +26,13 @@ from qkv.store.word_vectors import WordVectors
 from qkv.tasks.prepare.evaluation_check import check_evaluation
 from qkv.tasks.prepare.joined_examples import JoinedExamples
 from qkv.tasks.prepare.memory import check_fixed_memory
-from qkv.tasks.prepare.model import ModelRequirements, build_config, build_network, checkpoint_notes
+from qkv.tasks.prepare.model import (
+    ModelRequirements,
+    build_config,
+    build_network,
+    checkpoint_notes,
+    recurrence_notes,
+)
 from qkv.tasks.prepare.sources import DataSource, DataSources, cache_root, open_sources, sample_records
 from qkv.tasks.prepare.tokenizer import load_or_train_tokenizer
 from qkv.tasks.prepare.word_vectors import apply_word_vectors, load_word_vectors
@@ -116,7 +122,7 @@ def _prepare(
     )
     config = build_config(recipe, requirements)
     check_fixed_memory(recipe, config, free_memory)
-    notes += checkpoint_notes(recipe, config, tokenizer)
+    notes += [*recurrence_notes(recipe), *checkpoint_notes(recipe, config, tokenizer)]
     word_vectors = load_word_vectors(recipe.model, config, tokenizer)
     if word_vectors is not None:
         notes.append(word_vectors.describe(tokenizer.vocab_size))

@@ -103,4 +103,4 @@ def materialize(network: nn.Module, device: torch.device) -> None:
             if id(old) not in made:
                 new = torch.full_like(old.detach(), float("nan"), device=device)
                 made[id(old)] = nn.Parameter(new, requires_grad=old.requires_grad)
-            module.register_parameter(name, made[id(old)])
+            setattr(module, name, made[id(old)])  # recurrent layers keep a second reference, which this updates, too

@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from qkv.blocks import Stack
+from qkv.blocks import RecurrentStack, Stack
 from qkv.blocks.attention import Attention, SelfAttention
 from qkv.blocks.block import Block
 from qkv.errors import UsageError
@@ -34,7 +34,12 @@ from qkv.train.parallel.row_order import RowOrder
 
 
 def check_divisible(network: nn.Module, tensor_size: int) -> None:
-    """Raise if the heads or hidden units do not divide evenly, or if a matrix is not a plain `nn.Linear`."""
+    """Raise if there are no blocks, if heads or hidden units do not divide evenly, or if a matrix is no `nn.Linear`."""
+    if any(isinstance(module, RecurrentStack) for module in network.modules()):
+        raise UsageError(
+            f"train.tensor_parallel = {tensor_size} splits Transformer blocks, but this model has recurrent layers; "
+            'set train.tensor_parallel = 1 and train.parallel = "ddp"'
+        )
     for stack in (module for module in network.modules() if isinstance(module, Stack)):
         for name in ("heads", "kv_heads", "ffn_width"):
             if (value := getattr(stack.config, name)) % tensor_size:

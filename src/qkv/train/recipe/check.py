@@ -1,13 +1,13 @@
 """Check a whole recipe: ranges of numbers, and combinations of keys that exclude each other."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from math import isfinite
 from typing import Any
 
 from qkv.data.objectives.table import OBJECTIVES, applicable_objectives
 from qkv.errors import UsageError, suggest_name
-from qkv.train.recipe.schema import Recipe
+from qkv.train.recipe.schema import RECURRENT_FAMILIES, Recipe
 from qkv.train.run.trackers import TRACKERS
 from qkv.values import Bounds, bounds_problem
 
@@ -127,7 +127,13 @@ def _model_problem(recipe: Recipe) -> str:
     if model.vectors and model.from_:
         return "model.vectors initialises a new embedding, and model.from has a trained one: set one of them"
     families = OBJECTIVES[kind].families
-    if model.family and model.family not in families:
+    is_recurrent = model.family in RECURRENT_FAMILIES
+    if is_recurrent and (model.preset or model.from_):
+        key = "preset" if model.preset else "from"
+        return f'model.family = "{model.family}" is a new recurrent model, and model.{key} another one: set one of them'
+    if not is_recurrent and "recurrence" in {*model.overrides, *_stack_overrides(model.overrides)}:
+        return 'model.recurrence needs a recurrent model: set model.family = "rnn", "gru" or "lstm" instead'
+    if model.family and not is_recurrent and model.family not in families:
         return f'model.family = "{model.family}" cannot learn {kind}; choose {_choices(families)}'
     if model.lora_rank and model.freeze:
         return "model.lora_rank trains LoRA adapters and freezes the rest: leave model.freeze out"
@@ -136,10 +142,15 @@ def _model_problem(recipe: Recipe) -> str:
     if model.lora_rank and not model.lora_targets:
         return "model.lora_targets is empty, so there is no matrix to adapt: leave it out, or list some"
     for side in ("encoder", "decoder"):
-        family = model.family or families[0]
+        family = families[0] if is_recurrent else model.family or families[0]
         if side in model.overrides and not model.preset and not model.from_ and family not in (side, "seq2seq"):
             return f"[model.{side}] is set, but a model for {kind} has no {side}: leave it out"
     return ""
+
+
+def _stack_overrides(overrides: Mapping[str, Any]) -> set[str]:
+    """Return the fields that are set for one stack."""
+    return {name for side in ("encoder", "decoder") for name in overrides.get(side, {})}
 
 
 def _objective_problem(recipe: Recipe) -> str:

@@ -13,12 +13,16 @@ or removed by accident.
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from qkv.blocks.config import Recurrence
 from qkv.data.objectives.table import OBJECTIVES
 
 Files = str | tuple[str, ...] | dict[str, str]
 """A built-in dataset by name; a file, glob or folder; a list of these; or for line-aligned files, field → file."""
+
+RECURRENT_FAMILIES = tuple(kind for kind in get_args(Recurrence) if kind != "none")
+"""Values of `model.family` that replace the Transformer blocks of the family that the objective needs."""
 
 if TYPE_CHECKING:
     ObjectiveKind = str
@@ -72,7 +76,8 @@ class ModelSection:
 
     preset: str = ""
     from_: str = ""
-    family: Literal["encoder", "decoder", "seq2seq", ""] = ""  # "" selects the family that the objective needs
+    # "" selects the family that the objective needs; "rnn", "gru" and "lstm" do, too, with recurrent layers
+    family: Literal["encoder", "decoder", "seq2seq", "rnn", "gru", "lstm", ""] = ""
     overrides: dict[str, Any] = field(default_factory=dict)
     vectors: str = ""  # a file of word vectors (GloVe, word2vec) that initialise the embedding
     share_embeddings: bool = True  # seq2seq: one embedding for source and target
@@ -81,6 +86,11 @@ class ModelSection:
     lora_rank: int = 0  # if above 0, train LoRA adapters of this rank (and a new head); freeze the rest
     lora_alpha: float = 16.0
     lora_targets: tuple[str, ...] = ("*.attention.*", "*.cross.*")  # patterns of the modules that get adapters
+
+    @property
+    def recurrence(self) -> Recurrence:
+        """The kind of recurrent layers that `family` asks for, or "none"."""
+        return self.family if self.family in ("rnn", "gru", "lstm") else "none"
 
 
 @dataclass(frozen=True, kw_only=True)
