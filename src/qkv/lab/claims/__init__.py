@@ -7,6 +7,7 @@ ORDER: tuple[str, ...] = (
     "softmax-rows",
     "score-scaling",
     "residuals",
+    "norm-placement",
     "attention-cost",
     "attention-memory",
     "path-length",
