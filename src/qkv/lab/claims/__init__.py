@@ -11,6 +11,7 @@ ORDER: tuple[str, ...] = (
     "attention-cost",
     "attention-memory",
     "path-length",
+    "residuals",
     # families
     # training
     "padding-and-packing",
@@ -20,5 +21,6 @@ ORDER: tuple[str, ...] = (
     "kv-cache",
     # uses
     # understanding
+    "orthogonal",
     "superposition",
 )

@@ -134,7 +134,11 @@ CLAIM = Claim(
     quotes=(
         Quote("Computing all pairs of interactions means our computation grows quadratically", "lecture"),
         Quote("For recurrent models, it grew linearly", "lecture"),
-        Quote("Its linear time complexity is bad for very long sequences", "video"),
+        Quote(
+            "Its linear time complexity is bad for very long sequences",
+            "video",
+            "wrong: attention is worse; the problem is the sequence of steps",
+        ),
     ),
     question="How do the FLOPs of a block and of an LSTM layer grow with the length, and which part of a block "
     "dominates?",
