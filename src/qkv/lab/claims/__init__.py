@@ -6,12 +6,11 @@ ORDER: tuple[str, ...] = (
     "masking",
     "softmax-rows",
     "score-scaling",
-    "residuals",
-    "norm-placement",
     "attention-cost",
     "attention-memory",
     "path-length",
     "residuals",
+    "norm-placement",
     # families
     # training
     "padding-and-packing",

@@ -196,10 +196,10 @@ CLAIM = Claim(
     "vectors until one deviates from 90° to an earlier one by more than a tolerance, and count them.",
     lesson="The cosine of two random vectors has a standard deviation of 1/√d, which is 5.7° in 100 dimensions. So "
     "most pairs are within 80–100°, but few are within 89–91°, and the worst of millions of pairs is far off. "
-    "Optimisation helps, but not below the Welch bound: within 1°, 100 dimensions hold at most 103 vectors. The exponential "
-    "growth is real. Its rate is about ε²/4 per dimension for a cosine of ε, so it needs a loose tolerance, or more "
-    "than 1/ε² dimensions; for 1° this is 3,283. Superposition in models works because they tolerate more than 1°: "
-    "features that are rarely active together rarely disturb each other.",
+    "Optimisation helps, but not below the Welch bound: within 1°, 100 dimensions hold at most 103 vectors. The "
+    "exponential growth is real. Its rate is about ε²/4 per dimension for a cosine of ε, so it needs a loose "
+    "tolerance, or more than 1/ε² dimensions; for 1° this is 3,283. Superposition in models works because they "
+    "tolerate more than 1°: features that are rarely active together rarely disturb each other.",
     limits="Random vectors give a lower bound on what fits, and the Welch bound an upper one; the best arrangement is "
     "in between. The number of dimensions for 10,000 vectors is extrapolated with 1/√d.",
     settings={
