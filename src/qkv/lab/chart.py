@@ -110,11 +110,11 @@ def bar(axes: Axes, x: float, width: float, low: float, value: float, fill: str)
 
 
 def error_bar(axes: Axes, x: float, value: float, half: float, stroke: str) -> str:
-    """A vertical line over a confidence interval."""
-    low, high = value - half, value + half
+    """A vertical line over a confidence interval, cut at the axes. On a log axis it has no lower half below 0."""
+    low, high = value - half, min(value + half, axes.y.high)
     if not half or not math.isfinite(value) or not math.isfinite(half):
         return ""
-    low = max(low, axes.y.low)
+    low = value if axes.y.log and low <= 0 else max(low, axes.y.low)
     return f"<path d='M{x:.1f} {axes.y(low):.1f} V{axes.y(high):.1f}' stroke='{stroke}' stroke-width='1.5'/>"
 
 

@@ -9,6 +9,8 @@ ORDER: tuple[str, ...] = (
     "attention-cost",
     "attention-memory",
     "path-length",
+    "linear-attention-stack",
+    "rank-collapse",
     "residuals",
     "norm-placement",
     # families
