@@ -27,7 +27,7 @@ def measured(model: qkv.Model, **more: Any) -> BenchResult:
 @pytest.mark.parametrize(
     ("family", "head", "kinds"),
     [
-        ("decoder", "lm", ["prefill", "decode"]),
+        ("decoder", "lm", ["prefill", "decode", "engine"]),
         ("seq2seq", "lm", ["prefill", "decode", "search"]),
         ("encoder", "label", ["prefill", "encode"]),
         ("decoder", "label", ["prefill", "encode"]),
@@ -41,7 +41,7 @@ def test_every_family_is_measured(tiny: Make, family: str, head: str, kinds: lis
     assert [point.length for point in found.points_of_kind("prefill")][:1] == [4]
     for kind in kinds[1:]:
         batches = [point.batch for point in found.points if point.kind == kind]
-        assert batches == [1, 2, 4][: len(batches)]
+        assert batches == ([8, 32, 128] if kind == "engine" else [1, 2, 4])[: len(batches)]
         assert batches
     for point in found.points:
         assert (

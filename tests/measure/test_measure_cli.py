@@ -53,7 +53,7 @@ def test_a_folder_is_measured_and_drawn(folder: Path, tmp_path: Path, capsys: py
     values = json.loads(capsys.readouterr().out)
     assert values["parameters"] == sum(one.numel() for one in qkv.load(folder).network.parameters())
     assert values["picture"] == str(picture)
-    assert {point["kind"] for point in values["points"]} == {"prefill", "decode"}
+    assert {point["kind"] for point in values["points"]} == {"prefill", "decode", "engine"}
     assert [one["precision"] for one in values["precisions"]] == ["float32", "bfloat16", "int8", "int4"]
     sizes = [one["weight_bytes"] for one in values["precisions"]]
     assert sizes[0] == 2 * sizes[1] > sizes[2], "random models of width 16 have no groups of 32: int4 is int8 there"

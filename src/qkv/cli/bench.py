@@ -39,7 +39,7 @@ def bench(
     picture: Path | None = None,
     json: Json = False,
 ) -> None:
-    """Measure the throughput of a model (prefill, decoding, beam search) against the hardware's limits.
+    """Measure the throughput of a model (prefill, decoding, the engine, beam search) against the hardware's limits.
 
     The limits are memory bandwidth and matrix-multiply FLOP/s; they are measured in the model's dtype. A step must read
     all weights and the cache once, so the limits give a minimum time for it. The table shows the fraction of the limit

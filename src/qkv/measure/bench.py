@@ -2,18 +2,19 @@
 
     prefill    one prompt (or source, or text for a model that does not generate) at a time, of growing length
     decode     greedy decoding: generated tokens per second
+    engine     continuous batching, as in `qkv serve`: generated tokens per second while all slots are in use
     search     beam search with four beams, for an encoder-decoder: generated tokens per second
     encode     batches of texts through a model that does not generate: tokens per second
 
-All measurements of a model that generates call `generate`, as a user does; on a GPU this includes CUDA graphs. The time
-of a decoding step is the difference between a short and a long generation, divided by the number of extra tokens: the
-costs of the prompt and of capturing graphs occur in both and cancel out. Each time is the minimum of several runs.
-Batch sizes double until time or memory runs out.
+All measurements of a model that generates call `generate`, as a user does, except those of the engine. On a GPU this
+includes CUDA graphs. The time of a decoding step is the difference between a short and a long generation, divided by
+the number of extra tokens: the costs of the prompt and of capturing graphs occur in both and cancel out. Each time is
+the minimum of several runs. Batch sizes double until time or memory runs out.
 """
 
 import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -21,12 +22,13 @@ import torch
 
 from qkv.decode import GenerationOptions, WeightPrecision, generate
 from qkv.measure.cost import Cost, prefill_cost, step_cost, weight_bytes
+from qkv.measure.engine import time_engine_step
 from qkv.measure.limits import Bound, MachineLimits, best_time, measure_limits, time_call
 from qkv.measure.machine import machine_name
 from qkv.models import Decoder, Encoder, Network, Seq2Seq
 from qkv.models.runtime.memory import free_memory
 
-BenchKind = Literal["prefill", "decode", "search", "encode"]
+BenchKind = Literal["prefill", "decode", "engine", "search", "encode"]
 Precision = Literal["float32", "bfloat16", "int8", "int4"]
 BenchProgress = Callable[[str, int, int], None]
 """Called with the name of the current measurement, the work done so far, and the total work."""
@@ -48,6 +50,11 @@ MAX_BATCH_SIZE = {"cpu": 256, "cuda": 1024}
 """The largest batch size, by device type."""
 TIME_FRACTIONS = {"limits": 0.15, "prefill": 0.25}
 """The fraction of the total time for each phase; the batch measurements get the remainder."""
+DECODE_FRACTION = 0.7
+"""The fraction of the time of the batch measurements for `generate`, for a decoder; the engine gets the remainder."""
+ENGINE_BATCH_SIZES = (8, 32, 128)
+MIN_ENGINE_TOKENS = 4
+"""The engine is measured only if a model has room for this number of tokens after the prompt."""
 TIME_SLOTS = 12
 """The time of a phase is divided into this number of slots: one for each prompt length or batch size."""
 
@@ -178,7 +185,9 @@ def run_bench(
         bencher.measure_batches("decode", left / 2)
         bencher.measure_batches("search", left / 2)
     else:
-        bencher.measure_batches("decode", left)
+        bencher.measure_batches("decode", left * DECODE_FRACTION)
+        if not network.config.is_recurrent:
+            bencher.measure_batches("engine", left * (1 - DECODE_FRACTION), ENGINE_BATCH_SIZES)
     if any(point.exceeds_limit for point in bench.points):
         bench.notes.append(ABOVE_LIMIT_NOTE)
     return bench
@@ -280,10 +289,10 @@ class Bencher:
 
     # ── Batches ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def measure_batches(self, kind: BenchKind, seconds: float) -> None:
-        """Measure batch sizes 1, 2, 4, … until time or memory runs out."""
+    def measure_batches(self, kind: BenchKind, seconds: float, sizes: Sequence[int] = ()) -> None:
+        """Measure batch sizes, by default 1, 2, 4, …, until time or memory runs out."""
         begin = time.perf_counter()
-        sizes = list(doubling(MAX_BATCH_SIZE.get(self.device.type, MAX_BATCH_SIZE["cpu"])))
+        sizes = sizes or list(doubling(MAX_BATCH_SIZE.get(self.device.type, MAX_BATCH_SIZE["cpu"])))
         for number, batch in enumerate(sizes):
             left = begin + seconds - time.perf_counter()
             if number and 2 * self.last_batch_seconds > left:
@@ -296,6 +305,8 @@ class Bencher:
             try:
                 if kind == "encode":
                     self._measure_encode(batch, seconds / TIME_SLOTS)
+                elif kind == "engine":
+                    self._measure_engine(batch)
                 else:
                     self.measure_decode(batch, SEARCH_BEAMS if kind == "search" else 1, seconds / TIME_SLOTS)
             except RuntimeError as error:
@@ -311,6 +322,20 @@ class Bencher:
         self._add(
             "encode", batch, 1, length, taken, batch * length, prefill_cost(self.network, batch, length, head=False)
         )
+
+    def _measure_engine(self, batch: int) -> None:
+        assert isinstance(self.network, Decoder | Seq2Seq)
+        prompt = min(DECODE_PROMPT_LENGTH, max(1, self.max_target_length // 4))
+        tokens = min(MAX_EXTRA_TOKENS, self.max_target_length - prompt)
+        if tokens < MIN_ENGINE_TOKENS:
+            self.last_batch_seconds = 0.0
+            return
+        prompts = random_prompts(batch, prompt, self.source.vocab_size)
+        begin = time.perf_counter()
+        step = time_engine_step(self.network, prompts, tokens)
+        self.last_batch_seconds = 2 * (time.perf_counter() - begin)  # the next size has four times the slots
+        cost = step_cost(self.network, batch, prompt + tokens // 2)
+        self._add("engine", batch, 1, prompt, step, batch, cost)
 
     def measure_decode(self, batch: int, beams: int, seconds: float) -> None:
         """Measure the decoding steps of a batch, greedily or with beams."""

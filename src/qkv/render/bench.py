@@ -36,6 +36,7 @@ from qkv.render.svg import (
 COLOUR_OF_KIND: dict[BenchKind, str] = {
     "prefill": COLOURS[2],
     "decode": COLOURS[0],
+    "engine": COLOURS[3],
     "search": COLOURS[1],
     "encode": COLOURS[0],
 }
@@ -204,7 +205,7 @@ def _draw_roofline(result: BenchResult) -> list[str]:
 
 def _draw_throughput(result: BenchResult) -> list[str]:
     """The right panel: tokens per second over the batch size."""
-    points = result.points_of_kind("decode", "search", "encode")
+    points = result.points_of_kind("decode", "engine", "search", "encode")
     if not points:
         return []
     x = Scale([1, max(2, *(point.batch for point in points))], *RIGHT_PANEL, log=True)
