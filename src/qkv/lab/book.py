@@ -33,8 +33,7 @@ qkv lab score-scaling        # run one: its numbers, its picture, whether it hol
 
 The figures are means over seeds, ± half of their 95 % confidence interval (Student's t). `make lab` runs all claims
 and writes these pages. [CONTRIBUTING](../../CONTRIBUTING.md) describes how to add a claim, and
-[mistakes in lecture notes](../notes.md) lists what is wrong in them.
-"""
+[mistakes in lecture notes](../notes.md) lists what is wrong in them."""
 
 
 def write_book(folder: Path) -> list[Path]:
@@ -71,12 +70,13 @@ def write_index(results: dict[str, ClaimResult]) -> str:
     for number, (chapter, title) in enumerate(CHAPTERS.items(), start=1):
         parts += [
             f"## {number}. [{title}]({chapter_file(number, chapter)})",
-            "| claim | verdict | found |\n|---|---|---|",
+            "| claim | verdict | the claim in numbers |\n|---|---|---|",
         ]
         for result in results.values():
             if result.claim.chapter == chapter:
                 link = f"[{result.claim.title}]({chapter_file(number, chapter)}#{result.claim.name})"
-                parts[-1] += f"\n| {link} | {result.verdict()} | {result.checks()[0].found} |"
+                check = result.checks()[0]
+                parts[-1] += f"\n| {link} | {result.verdict()} | {check.statement}: {check.found} |"
     return "\n\n".join(parts) + "\n"
 
 
