@@ -14,6 +14,7 @@ ORDER: tuple[str, ...] = (
     "residuals",
     "norm-placement",
     # families
+    "context-bidirectional",
     # training
     "padding-and-packing",
     "precision",
