@@ -22,6 +22,7 @@ ORDER: tuple[str, ...] = (
     # running
     "kv-cache",
     # uses
+    "pretraining",
     # understanding
     "orthogonal",
     "superposition",
