@@ -16,6 +16,7 @@ ORDER: tuple[str, ...] = (
     # families
     "context-bidirectional",
     # training
+    "warm-up",
     "padding-and-packing",
     "precision",
     "gradient-accumulation",
