@@ -4,17 +4,20 @@ trained = experiment.train("post-norm", {**RECIPE, "model.norm_placement": "post
 trained.run_end.metrics["loss"]
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qkv.models import Network
 from qkv.progress import OnStage
 from qkv.tasks.train import TrainingResult, train
 from qkv.train.recipe.schema import Recipe
 from qkv.train.recipe.table import RecipeText, apply_overrides, recipe_from_table, to_table
 from qkv.train.recipe.values import format_value
 from qkv.train.run.curves import RunCurves, read_curves
+from qkv.train.run.folder import RunFolder
+from qkv.train.run.load import load_model
 from qkv.train.watch import RunEnd, StepReport, Watcher
 
 
@@ -55,6 +58,17 @@ class Experiment:
     def curves(self, name: str) -> RunCurves:
         """The learning curves of a run that `train` has run."""
         return read_curves(name, Path(self.recipe(name, {}).run))
+
+    def snapshots(self, name: str) -> Iterator[tuple[int, Network]]:
+        """The steps and networks of the checkpoints of a run that `train` has run with the keys of `save_steps`."""
+        checkpoints = RunFolder(self.recipe(name, {}).run).checkpoints
+        for step in checkpoints.steps():
+            yield step, load_model(checkpoints.open_step(step).folder).network
+
+
+def save_steps(every: int) -> dict[str, int]:
+    """Recipe keys that save a checkpoint every few steps, and keep all of them."""
+    return {"train.save_every": every, "train.keep_checkpoints": 1_000_000}
 
 
 class ShowProgress(Watcher):

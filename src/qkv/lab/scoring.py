@@ -3,12 +3,13 @@
 N lines, T tokens
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from qkv.inside import Edit, EditTap, check_edits
 from qkv.models import Decoder
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.text import Tokenizer
@@ -24,15 +25,26 @@ class TokenScores(NamedTuple):
 
 
 @torch.no_grad()
-def score_tokens(network: Decoder, tokenizer: Tokenizer, lines: Sequence[str]) -> TokenScores:
-    """Score lines that all have the same number of tokens. Each line is a document, after the BOS token."""
-    bos = tokenizer.special_tokens.bos
-    encoded = [[bos, *tokenizer.encode(line, add_special_tokens=False)] for line in lines]
-    losses, correct = [], []
+def score_tokens(
+    network: Decoder, tokenizer: Tokenizer, lines: Sequence[str], edits: Edit | Iterable[Edit] = ()
+) -> TokenScores:
+    """Score lines that all have the same number of tokens. Each line is a document, after the BOS token.
+
+    `edits` change activations, for example `qkv.inside.zero_ablate("decoder.1.z", heads=[0])`.
+    """
+    encoded = encode_lines(tokenizer, lines)
+    losses, correct, edits = [], [], check_edits(network.config, edits)
     with eval_mode(network):
         for start in range(0, len(encoded), BATCH_SIZE):
             ids = torch.tensor(encoded[start : start + BATCH_SIZE])
-            logprobs = network(ids[:, :-1]).log_softmax(dim=-1)  # (B, T, V)
+            logprobs = network(ids[:, :-1], tap=EditTap(edits)).log_softmax(dim=-1)  # (B, T, V)
             losses.append(-logprobs.gather(2, ids[:, 1:, None]).squeeze(2))
             correct.append(logprobs.argmax(dim=-1) == ids[:, 1:])
     return TokenScores(torch.cat(losses), torch.cat(correct))
+
+
+def encode_lines(tokenizer: Tokenizer, lines: Sequence[str]) -> list[list[int]]:
+    """The tokens of each line, after the BOS token."""
+    bos = tokenizer.special_tokens.bos
+    assert bos is not None
+    return [[bos, *tokenizer.encode(line, add_special_tokens=False)] for line in lines]

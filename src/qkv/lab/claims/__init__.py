@@ -27,4 +27,5 @@ ORDER: tuple[str, ...] = (
     # understanding
     "orthogonal",
     "superposition",
+    "induction-heads",
 )
