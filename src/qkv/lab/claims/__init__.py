@@ -13,6 +13,7 @@ ORDER: tuple[str, ...] = (
     "rank-collapse",
     "residuals",
     "norm-placement",
+    "layer-norm-formula",
     # families
     "context-bidirectional",
     # training

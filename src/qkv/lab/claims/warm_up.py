@@ -66,11 +66,12 @@ def first_step_change(settings: WarmUpSettings, placement: str, lr: float) -> fl
     network = build_decoder(settings.layers, settings.width, NUM_STATES, norm_placement=placement)
     ids = torch.randint(NUM_STATES, (16, settings.num_tokens + 1))
     inputs, labels = ids[:, :-1], ids[:, 1:]
-    before = network.hidden(inputs)[0]
+    before = network.hidden(inputs)[0].detach()
     optimizer = torch.optim.Adam(network.parameters(), lr=lr)
     cross_entropy(network(inputs).flatten(0, 1), labels.flatten()).backward()
     optimizer.step()
-    return float((network.hidden(inputs)[0] - before).norm() / before.norm())
+    after = network.hidden(inputs)[0].detach()
+    return float((after - before).norm() / before.norm())
 
 
 def expect(table: Table) -> list[Check]:
