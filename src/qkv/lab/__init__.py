@@ -6,6 +6,7 @@ table        the measurements of all seeds: means, confidence intervals, fitted 
 run          run a claim; results are kept in a JSON file, seed by seed
 chart        the picture of a claim
 book         the pages of docs/lab, written from results
+loop         a plain training loop, for networks that no recipe describes
 claims/      one file for each claim
 """
 

@@ -9,6 +9,7 @@ ORDER: tuple[str, ...] = (
     "attention-cost",
     "attention-memory",
     "path-length",
+    "raw-indices",
     "linear-attention-stack",
     "rank-collapse",
     "residuals",

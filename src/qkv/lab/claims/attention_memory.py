@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from qkv.blocks import AttentionKernel, KernelHints, Stack, StackConfig, make_layout
 from qkv.lab.claim import Chart, Check, Claim, Quote
 from qkv.lab.experiment import Experiment
+from qkv.lab.gradients import count_saved_bytes
 from qkv.lab.table import Point, Table
 
 MEMORY = "megabytes kept for the backward pass"
@@ -38,7 +40,7 @@ def measure(experiment: Experiment) -> Iterator[Point]:
             LSTM: nn.LSTM(settings.width, settings.width, batch_first=True),
         }
         for name, layer in layers.items():
-            yield Point(MEMORY, name, length, count_saved_bytes(layer, x) / 1e6)
+            yield Point(MEMORY, name, length, count_saved_bytes(layer, partial(sum_outputs, layer, x)) / 1e6)
             yield Point(SECONDS, name, length, min(time_run(layer, x) for _ in range(settings.repeats)))
 
 
@@ -60,27 +62,16 @@ class CausalBlock(nn.Module):
         return (self.stack(x, self.layout, hints=KernelHints(is_default=True)),)
 
 
-def count_saved_bytes(layer: nn.Module, x: Tensor) -> int:
-    """The bytes of all activations that autograd keeps until the backward pass. Parameters do not count."""
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = layer(x)  # as long as it lives, no storage is freed and its address used again
-    del out
-    return sum(kept.values())
+def sum_outputs(layer: nn.Module, x: Tensor) -> Tensor:
+    """A loss, so that there is something to differentiate."""
+    out: Tensor = layer(x)[0]
+    return out.sum()
 
 
 def time_run(layer: nn.Module, x: Tensor) -> float:
     """The seconds of a forward and backward pass."""
     before = time.perf_counter()
-    layer(x)[0].sum().backward()
+    sum_outputs(layer, x).backward()
     return time.perf_counter() - before
 
 

@@ -11,6 +11,7 @@ from qkv.blocks import HeadConfig, StackConfig, Tap
 from qkv.blocks.attention import pattern
 from qkv.lab.claim import Chart, Check, Claim, Quote
 from qkv.lab.experiment import Experiment
+from qkv.lab.loop import training_steps
 from qkv.lab.table import Point, Table
 from qkv.models import Config, Decoder
 
@@ -95,13 +96,14 @@ def train_on_random_tokens(settings: MaskingSettings, tap: Tap) -> Decoder:
         max_positions=settings.length,
     )
     network = Decoder(Config(decoder=stack, head=HeadConfig(kind="lm", outputs=settings.vocab_size)))
-    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
-    for _ in range(settings.steps):
+
+    def compute_loss() -> Tensor:
         tokens = torch.randint(settings.vocab_size, (settings.batch_size, settings.length + 1))
-        optimizer.zero_grad()
-        next_token_loss(network, tokens, tap).backward()
-        optimizer.step()
-    return network.eval()
+        return next_token_loss(network, tokens, tap)
+
+    for _ in training_steps(network, compute_loss, settings.steps, lr=3e-3):
+        pass
+    return network
 
 
 def next_token_loss(network: Decoder, tokens: Tensor, tap: Tap) -> Tensor:
