@@ -88,6 +88,8 @@ def value_scale(chart: Chart, table: Table, names: Sequence[str], bottom: int, t
 
     If no mean is negative, an interval does not extend the axis below 0: the quantity is a count, a fraction or a norm.
     """
+    if chart.is_fraction:
+        return Scale([0.0, 1.0], bottom, top)
     values: list[float] = []
     lowest = min((mean for name in names for mean in table.curve(chart.measure, name).values()), default=0.0)
     for name in names:

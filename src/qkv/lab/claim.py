@@ -64,6 +64,7 @@ class Chart:
     log_x: bool = False
     log_y: bool = False
     whole: bool = True  # the numbers on the x axis are whole
+    is_fraction: bool = False  # values lie in 0 … 1, such as accuracies; the y axis shows this range
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,4 +30,5 @@ ORDER: tuple[str, ...] = (
     "orthogonal",
     "superposition",
     "induction-heads",
+    "grokking",
 )

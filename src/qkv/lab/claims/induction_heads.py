@@ -216,7 +216,7 @@ CLAIM = Claim(
     expect=expect,
     charts=(
         Chart(measure=LOSS, x="training step"),
-        Chart(measure=SCORE, x="training step"),
+        Chart(measure=SCORE, x="training step", is_fraction=True),
         Chart(measure=ABLATED, x="removed heads"),
     ),
     example=example,
