@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field
@@ -66,10 +67,15 @@ class ClaimResult:
         }
 
     def save(self, path: Path) -> None:
-        """Write the results file."""
+        """Write the results file, with a line for each point."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = json.dumps(self.to_dict(), indent=1, ensure_ascii=False)
-        write_atomically(path, lines + "\n")
+        text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False)
+        write_atomically(path, re.sub(r"\[\n +([^\[\]{}]*?)\n +\]", join_lines, text) + "\n")
+
+
+def join_lines(match: re.Match[str]) -> str:
+    """Write a list of plain values in JSON in one line."""
+    return "[" + re.sub(r",\n +", ", ", match[1]) + "]"
 
 
 def load_result(claim: Claim, path: Path) -> ClaimResult:
@@ -135,7 +141,12 @@ def run_seed(claim: Claim, size: Size, seed: int, data: Path | None, progress: O
         torch.manual_seed(seed)
         show = progress or (lambda stage, done, total: None)
         experiment = Experiment(claim.settings[size], seed, Path(scratch), data, show)
-        return [Point(p.measure, p.series, p.x, float(p.value)) for p in claim.measure(experiment)]
+        return [Point(p.measure, p.series, p.x, round_value(p.value)) for p in claim.measure(experiment)]
+
+
+def round_value(value: float) -> float:
+    """A measured value with six significant digits, which is more than any of them deserves."""
+    return float(f"{float(value):.6g}")
 
 
 def check_requirements(claim: Claim, data: Path | None) -> None:
