@@ -123,3 +123,30 @@ def test_tied_weights_are_counted_once_in_memory() -> None:
         head = qkv.HeadConfig(kind="lm", outputs=50, tied=tied)
         sizes.append(weight_bytes(qkv.new(qkv.Config(decoder=qkv.StackConfig(**stack), head=head)).network))
     assert sizes[1] - sizes[0] == 4 * 50 * 8
+
+
+@pytest.mark.parametrize("attention", ["additive", "none"])
+@pytest.mark.parametrize("kind", ["rnn", "lstm"])
+def test_recurrent_models_cost_what_the_books_say(tiny: Make, kind: str, attention: str) -> None:
+    choices = {"recurrence": kind, "heads": 0, "ffn_width": 0, "position": "none"}
+    config = tiny("decoder", **choices).config
+    network = build(config, device="meta")
+    assert step_cost(network, 1, 50).flops == summarise_model(config, 7).flops_forward
+    assert step_cost(network, 1, 50) == step_cost(network, 1, 900), "the state does not grow"
+    one, many = prefill_cost(network, 1, 1, head=False), prefill_cost(network, 2, 9, head=False)
+    assert many == Cost(one.bytes, 18 * one.flops)
+
+    config = tiny("seq2seq", **choices, recurrent_attention=attention).config
+    network = build(config, device="meta")
+    encoder = prefill_cost(build(tiny("encoder", **choices).config, device="meta"), 1, 9).flops
+    once = 2 * network.decoder.initial.weight.numel()
+    assert prefill_cost(network, 1, 9).flops - once == encoder + (
+        9 * _key_flops(network) + step_cost(network, 1, 1, source_length=9).flops
+    )
+    token = step_cost(network, 1, 1, source_length=9).flops + _key_flops(network) + encoder // 9
+    assert token == summarise_model(config, 9).flops_forward
+
+
+def _key_flops(network: Any) -> int:
+    first = network.decoder.layers[0]
+    return 2 * first.key.weight.numel() if hasattr(first, "key") else 0

@@ -115,9 +115,21 @@ def test_low_rank_additions_are_all_that_is_trained(folder: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["seq2seq", "causal_lm"])
-@pytest.mark.parametrize("change", [{}, {"feedforward": "gelu", "norm": "layernorm", "dropout": 0.0}], ids=str)
-def test_activations_are_near_what_the_backward_pass_keeps(folder: Path, kind: Any, change: dict[str, Any]) -> None:
-    model = {"overrides": {"width": 64, "layers": 3, **change}}
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        ("", {}),
+        ("", {"feedforward": "gelu", "norm": "layernorm", "dropout": 0.0}),
+        ("rnn", {}),
+        ("gru", {}),
+        ("lstm", {"recurrent_attention": "none"}),
+    ],
+    ids=str,
+)
+def test_activations_are_near_what_the_backward_pass_keeps(
+    folder: Path, kind: Any, family: str, change: dict[str, Any]
+) -> None:
+    model = {"family": family, "overrides": {"width": 64, "layers": 3, **change}}
     prepared = prepare(sample_recipe(folder, kind, model=model, data={"max_length": 64}))
     network: Any = prepared.build_network()
     ids = torch.randint(5, prepared.tokenizer.vocab_size, (8, 64))

@@ -112,6 +112,7 @@ class RecurrentStack(nn.Module):
         # The source's summary → the first state of every layer
         self.initial = nn.Linear(config.width, config.layers * self.num_states * config.width) if cross else None
         self.dropout = nn.Dropout(config.dropout)
+        self.norm = None  # states need no norm: they lie between −1 and 1
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -3,10 +3,10 @@
     bytes    every weight that the pass uses is read once, whatever the batch size; the KV cache is read once for each
              sequence
     FLOPs    per token: 2 for each weight of a matrix, and 4·H·D for each key that the token attends to, as in
-             `models.summary`
+             `models.summary`; the additive attention of a recurrent decoder has one head
 
-Embedding look-ups, norms and softmaxes are small and are not counted. Nor are the activations between layers, which a
-kernel may keep in fast memory.
+Embedding look-ups, norms, softmaxes and recurrent states are small and are not counted. Nor are the activations between
+layers, which a kernel may keep in fast memory.
 
 H heads, D head dim
 """
@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from qkv.blocks import Stack
+from qkv.blocks import RecurrentStack, Stack
 from qkv.blocks.block import Block
+from qkv.blocks.recurrent import AttentiveLayer
 from qkv.decode.cpu.quantize import QuantizedLinear
 from qkv.models import Encoder, Network, Seq2Seq
 
@@ -52,6 +53,14 @@ def step_cost(
     embedding = network.target_embedding if isinstance(network, Seq2Seq) else network.embedding
     if embedding.project is not None:
         total += linear_cost(embedding.project, num_tokens=queries)
+    if isinstance(stack, RecurrentStack):
+        for part in stack.layers:
+            total += linear_cost(part, num_tokens=queries)
+            if isinstance(part, AttentiveLayer):
+                total -= linear_cost(part.key, num_tokens=queries)  # prefill has computed these keys
+                total -= Cost(0, linear_cost(part.score, num_tokens=queries).flops)  # it is counted for each key
+                total += attention_cost(stack, batch_size * source_length, queries * source_length)
+        return total
     for layer in range(config.layers):
         block = _block(stack, layer)
         total += linear_cost(block, num_tokens=queries)
@@ -75,6 +84,12 @@ def prefill_cost(network: Network, batch_size: int, length: int, *, head: bool =
         return _encoder_cost(network.encoder, network.embedding.project, batch_size, length)
     if isinstance(network, Seq2Seq):
         total = _encoder_cost(network.encoder, network.source_embedding.project, batch_size, length)
+        if isinstance(network.decoder, RecurrentStack):
+            return (
+                total
+                + _source_cost(network.decoder, batch_size, length)
+                + step_cost(network, batch_size, 1, source_length=length)
+            )
         for layer in range(network.decoder.config.layers):
             cross = _block(network.decoder, layer).cross
             assert cross is not None
@@ -94,6 +109,8 @@ def linear_cost(module: nn.Module, *, num_tokens: int) -> Cost:
         size += sum(t.numel() * t.element_size() for t in (*part.parameters(False), *part.buffers(False)))
         inputs, outputs = getattr(part, "in_features", 0), getattr(part, "out_features", 0)
         matrix_weights += inputs * outputs
+        if isinstance(part, nn.RNNBase | nn.RNNCellBase):
+            matrix_weights += sum(weight.numel() for weight in part.parameters() if weight.dim() == 2)
         if isinstance(part, QuantizedLinear):
             size += part.packed_bytes
     return Cost(size, 2 * matrix_weights * num_tokens)
@@ -122,10 +139,22 @@ def _encoder_cost(stack: Stack, project: nn.Module | None, batch_size: int, leng
 def _stack_cost(stack: Stack, batch_size: int, length: int, *, causal: bool) -> Cost:
     """The cost of all layers for whole texts. Keys and values come from the same pass: attention reads no cache."""
     total = Cost(0, 0) if stack.norm is None else linear_cost(stack.norm, num_tokens=batch_size * length)
+    if isinstance(stack, RecurrentStack):
+        return linear_cost(stack.layers, num_tokens=batch_size * length)
     for layer in range(stack.config.layers):
         total += linear_cost(_block(stack, layer), num_tokens=batch_size * length)
         pairs = num_attention_pairs(length, stack.config.window_of(layer), causal=causal)
         total += attention_cost(stack, 0, batch_size * pairs)
+    return total
+
+
+def _source_cost(stack: RecurrentStack, batch_size: int, length: int) -> Cost:
+    """The cost of what a recurrent decoder computes from its source once: the first state, and the keys."""
+    total, first = Cost(0, 0), stack.layers[0]
+    if stack.initial is not None:
+        total += linear_cost(stack.initial, num_tokens=batch_size)
+    if isinstance(first, AttentiveLayer):
+        total += linear_cost(first.key, num_tokens=batch_size * length)
     return total
 
 

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from qkv.models import Config
-from qkv.models.tables.summary import COMPONENTS, ModelSummary
+from qkv.models.tables.summary import ModelSummary
 from qkv.render.formatting import format_count, plain_table
 
 FAMILY_NAMES = {"encoder": "encoder-only", "decoder": "decoder-only", "seq2seq": "encoder-decoder"}
@@ -18,13 +18,13 @@ def print_info(name: str, config: Config, summary: ModelSummary, console: Consol
     head = "" if config.head.kind == "none" else f", {config.head.kind} head"
     console.print(Text.assemble((name, "bold"), f"   {FAMILY_NAMES[summary.family]}{head}"))
     stack = config.stack
-    grouped = f" ({stack.kv_heads} key/value)" if stack.kv_heads != stack.heads else ""
-    console.print(
-        f"{depth} layers · {stack.heads} heads of {stack.head_dim}{grouped} · width {stack.width:,} · "
-        f"vocabulary {stack.vocab_size:,}",
-        highlight=False,
-    )
-    console.print(_describe_positions(config), highlight=False)
+    if stack.is_recurrent:
+        layers = " + ".join(f"{one.layers} {one.recurrence.upper()}" for one in (config.encoder, config.decoder) if one)
+        console.print(f"{layers} layers · width {stack.width:,} · vocabulary {stack.vocab_size:,}", highlight=False)
+        if config.family == "seq2seq":
+            console.print(f"attention: {stack.recurrent_attention}", highlight=False)
+    else:
+        _print_shape(config, depth, console)
     table = plain_table("component", "parameters", "fraction", "", header_style="bold")
     table.columns[3].width = 30
     add_parameter_rows(table, summary)
@@ -38,7 +38,20 @@ def print_info(name: str, config: Config, summary: ModelSummary, console: Consol
         costs.add_row("cache per token", _format_sizes(summary.cache_bytes_per_token))
     if summary.cross_bytes_per_source_token["float32"]:
         costs.add_row("cache per source token", _format_sizes(summary.cross_bytes_per_source_token))
+    if summary.state_bytes["float32"]:
+        costs.add_row("state per sequence", _format_sizes(summary.state_bytes))
     console.print(costs, highlight=False)
+
+
+def _print_shape(config: Config, depth: str, console: Console) -> None:
+    stack = config.stack
+    grouped = f" ({stack.kv_heads} key/value)" if stack.kv_heads != stack.heads else ""
+    console.print(
+        f"{depth} layers · {stack.heads} heads of {stack.head_dim}{grouped} · width {stack.width:,} · "
+        f"vocabulary {stack.vocab_size:,}",
+        highlight=False,
+    )
+    console.print(_describe_positions(config), highlight=False)
 
 
 def _describe_positions(config: Config) -> str:
@@ -59,8 +72,7 @@ def _format_sizes(sizes: dict[str, int]) -> str:
 
 def add_parameter_rows(table: Table, summary: ModelSummary) -> None:
     """Add a row for each component of a model and one for the total: parameters, fraction and a bar."""
-    for component in COMPONENTS:
-        number = summary.parameters[component]
+    for component, number in summary.parameters.items():
         label = "MLP" if component == "mlp" else component
         label += " (tied)" if component == "head" and summary.tied else ""
         bar = Bar(summary.total, 0, number, width=30, color="cyan")

@@ -17,6 +17,7 @@ def model_card(config: Config, parameters: int, load_class: str, facts: Mapping[
     kinds = {"encoder": "encoder-only", "decoder": "decoder-only", "seq2seq": "encoder-decoder"}
     head = "" if config.head.kind == "none" else f", {config.head.kind} head"
     depth = f"{config.encoder.layers} + {stack.layers}" if config.encoder and config.decoder else str(stack.layers)
+    model = f"A recurrent model ({stack.recurrence.upper()})" if stack.is_recurrent else "A Transformer"
     load = f"transformers.{load_class}.from_pretrained(folder)"
     if load_class == config.family:
         load = "qkv.load(folder)"
@@ -26,15 +27,15 @@ def model_card(config: Config, parameters: int, load_class: str, facts: Mapping[
         [
             "# Model card",
             "",
-            f"A Transformer, {kinds[config.family]}{head}: {parameters:,} parameters.",
+            f"{model}, {kinds[config.family]}{head}: {parameters:,} parameters.",
             "",
             "| | |",
             "|---|---|",
             f"| layers | {depth} |",
             f"| width | {stack.width} |",
-            f"| heads | {stack.heads} of dim {stack.head_dim} |",
+            *([] if stack.is_recurrent else [f"| heads | {stack.heads} of dim {stack.head_dim} |"]),
             f"| vocabulary | {stack.vocab_size:,} |",
-            f"| positions | {stack.position} |",
+            *([] if stack.is_recurrent else [f"| positions | {stack.position} |"]),
             f"| load with | `{load}` |",
             *(f"| {name} | {value} |" for name, value in facts.items()),
             "",

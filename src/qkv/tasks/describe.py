@@ -94,7 +94,9 @@ def describe_prepared(prepared: PreparedRun) -> Description:
         head=config.head.kind,
         labels=config.head.labels,
         model_summary=summarise_model(config, max(stream.capacity)),
-        memory=estimate_memory(micro_batch, config, stream.capacity, labelled_fraction(batch)),
+        memory=estimate_memory(
+            micro_batch, config, stream.capacity, labelled_fraction(batch), batch.source_max_document_length
+        ),
         vocab_size=prepared.tokenizer.vocab_size,
         records=sum(tally.records for tally in tallies),
         examples=sum(tally.examples for tally in tallies),

@@ -245,3 +245,46 @@ def test_the_books_are_plain_values(config: Make) -> None:
     assert books["family"] == "seq2seq"
     assert books["layers"] == {"encoder": 2, "decoder": 2}
     assert sum(books["parameters"].values()) == books["total"]
+
+
+# ── Recurrent models ─────────────────────────────────────────────────────────────────────────────────────────────
+
+RECURRENT: list[dict[str, Any]] = [
+    {"recurrence": "rnn", "layers": 1},
+    {"recurrence": "gru", "layers": 3, "embedding_width": 8, "embedding_norm": "extra"},
+    {"recurrence": "lstm", "layers": 2, "token_types": 2},
+    {"recurrence": "lstm", "layers": 2, "recurrent_attention": "none"},
+]
+
+
+@pytest.mark.parametrize("choices", RECURRENT, ids=lambda c: "-".join(map(str, c.values())))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_and_flops_of_recurrent_models(config: Make, family: str, choices: dict[str, Any]) -> None:
+    """Torch counts the map to the first state, which runs once for each text; the books count what each token costs."""
+    head = HeadConfig(kind="mlm", outputs=40, tied=True, dense="gelu")
+    made = config(family, head, heads=0, ffn_width=0, **choices)
+    network, books = build(made), summarise_model(made, context_length=12)
+    attention = ("decoder.layers.0.query.", "decoder.layers.0.key.", "decoder.layers.0.score.")
+    assert books.total == sum(p.numel() for p in network.parameters())
+    assert books.parameters["attention"] == sum(
+        p.numel() for name, p in network.named_parameters() if name.startswith(attention)
+    )
+    with torch.backends.mkldnn.flags(enabled=False):  # its kernel is one operator, which torch does not count
+        found = counted(made, 12)
+    initial = 0
+    if family == "seq2seq":
+        initial = 2 * network.decoder.initial.weight.numel()  # type: ignore[union-attr]
+    assert found == 12 * books.flops_forward + initial
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_the_state_of_a_recurrent_decoder_does_not_grow(config: Make, kind: str) -> None:
+    made = config("seq2seq", heads=0, ffn_width=0, recurrence=kind, layers=3)
+    network, books = build(made), summarise_model(made)
+    cache = network.new_cache(2, 7)  # type: ignore[union-attr]
+    assert 2 * books.state_bytes["float32"] == sum(state.nbytes for states in cache.states for state in states)
+    assert books.cache_bytes_per_token["float32"] == 0
+    memory = network.build_cross_cache(network.encode(torch.zeros(2, 5, dtype=torch.long)))  # type: ignore[union-attr]
+    assert books.cross_bytes_per_source_token["float32"] * 5 * 2 == sum(
+        t.nbytes for t in (*memory.keys, *memory.values)
+    )

@@ -3,7 +3,8 @@
 A multiply-add counts as two FLOPs. FLOPs of the forward pass, per token: 2 per matrix weight, and 4·H·D per attended
 key (scores and weighted values). Without a window every token counts as attending to all `context_length` keys, also
 in a causal layer. The backward pass costs twice as much, so training costs three times the forward pass.
-Embedding look-ups count as 0 FLOPs; a tied output matrix counts like any matrix.
+Embedding look-ups count as 0 FLOPs; a tied output matrix counts like any matrix. A recurrent layer costs 2 FLOPs per
+matrix weight and token, whatever the length; its element-wise functions count as 0, as those of a Transformer.
 """
 
 from dataclasses import asdict, dataclass
@@ -14,6 +15,8 @@ from qkv.blocks.config import GATED_ACTIVATIONS
 from qkv.models.config import Config
 
 COMPONENTS = ("embedding", "attention", "mlp", "norms", "head")
+RECURRENT_COMPONENTS = ("embedding", "recurrent", "attention", "norms", "head")
+GATES = {"rnn": 1, "gru": 3, "lstm": 4}  # matrices of a recurrent layer, for its input and for its state
 BYTES_PER_NUMBER = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
@@ -27,7 +30,7 @@ class ModelSummary:
     width: int
     vocab_size: int
     context_length: int  # the length for which FLOPs are computed
-    parameters: dict[str, int]  # per component; shared parameters count once
+    parameters: dict[str, int]  # per component; shared parameters count once; a recurrent model has other components
     total: int
     tied: bool  # whether the output matrix is the embedding
     flops_forward: int  # per token
@@ -35,6 +38,7 @@ class ModelSummary:
     weight_bytes: dict[str, int]  # per dtype
     cache_bytes_per_token: dict[str, int]  # per dtype: the keys and values of self-attention
     cross_bytes_per_source_token: dict[str, int]  # per dtype: the keys and values of cross-attention
+    state_bytes: dict[str, int]  # per dtype: the state of a recurrent decoder, for each sequence; 0 in a Transformer
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -54,6 +58,10 @@ def summarise_model(config: Config, context_length: int | None = None) -> ModelS
     decoder = config.decoder
     cached = 2 * decoder.layers * decoder.kv_heads * decoder.head_dim if decoder else 0
     cross = cached if config.family == "seq2seq" else 0
+    state = 0
+    if decoder is not None and decoder.is_recurrent:
+        cached, state = 0, decoder.layers * decoder.width * _num_states(decoder)
+        cross = 2 * decoder.width if config.family == "seq2seq" else 0
     return ModelSummary(
         family=config.family,
         layers={name: stack.layers for name, stack in stacks.items()},
@@ -69,15 +77,20 @@ def summarise_model(config: Config, context_length: int | None = None) -> ModelS
         weight_bytes={dtype: total * size for dtype, size in BYTES_PER_NUMBER.items()},
         cache_bytes_per_token={dtype: cached * size for dtype, size in BYTES_PER_NUMBER.items()},
         cross_bytes_per_source_token={dtype: cross * size for dtype, size in BYTES_PER_NUMBER.items()},
+        state_bytes={dtype: state * size for dtype, size in BYTES_PER_NUMBER.items()},
     )
 
 
 def count_parameters(config: Config) -> dict[str, int]:
     """Return the number of parameters of each component. A shared matrix counts once, where it is first used."""
-    counts = dict.fromkeys(COMPONENTS, 0)
-    for stack, cross in ((config.encoder, False), (config.decoder, config.family == "seq2seq")):
-        if stack is not None:
-            _add_embedding(counts, stack)
+    counts = dict.fromkeys(RECURRENT_COMPONENTS if config.is_recurrent else COMPONENTS, 0)
+    for stack, causal, cross in ((config.encoder, False, False), (config.decoder, True, config.family == "seq2seq")):
+        if stack is None:
+            continue
+        _add_embedding(counts, stack)
+        if stack.is_recurrent:
+            _add_recurrent_layers(counts, stack, causal=causal, cross=cross)
+        else:
             _add_blocks(counts, stack, cross=cross)
     if config.share_embeddings:
         counts["embedding"] -= config.stack.vocab_size * (config.stack.embedding_width or config.stack.width)
@@ -116,6 +129,29 @@ def _add_blocks(counts: dict[str, int], stack: StackConfig, *, cross: bool) -> N
         counts["norms"] += blocks * attentions * 2 * _norm(stack, stack.head_dim)
 
 
+def _add_recurrent_layers(counts: dict[str, int], stack: StackConfig, *, causal: bool, cross: bool) -> None:
+    biases = 2 * GATES[stack.recurrence] * stack.width * stack.layers  # torch has two for each gate
+    counts["recurrent"] += _recurrent_matrices(stack, causal=causal, cross=cross) + biases
+    if cross:  # the map from the source to the first state
+        counts["recurrent"] += _linear(stack.width, stack.layers * _num_states(stack) * stack.width, bias=True)
+    if cross and stack.recurrent_attention == "additive":
+        counts["attention"] += 2 * stack.width**2 + 2 * stack.width  # query, key and its bias, score
+
+
+def _recurrent_matrices(stack: StackConfig, *, causal: bool, cross: bool) -> int:
+    """Return the weights of the matrices in all recurrent layers."""
+    inputs, states = stack.layers * stack.width, stack.layers * stack.width
+    if not causal:
+        states //= 2  # each direction has half of the width
+    if cross and stack.recurrent_attention == "additive":
+        inputs += stack.width  # the first layer also reads the context
+    return GATES[stack.recurrence] * stack.width * (inputs + states)
+
+
+def _num_states(stack: StackConfig) -> int:
+    return 2 if stack.recurrence == "lstm" else 1
+
+
 def _head_parameters(head: HeadConfig, stack: StackConfig) -> int:
     inner = stack.embedding_width if head.tied and stack.embedding_width else stack.width
     total = _linear(stack.width, inner, bias=head.dense_bias) if head.dense != "none" else 0
@@ -140,6 +176,11 @@ def _norm(stack: StackConfig, width: int) -> int:
 
 def _stack_flops(stack: StackConfig, context_length: int, *, causal: bool, cross: bool) -> int:
     """Return the forward FLOPs per token of all layers. Shared weights count in each layer that uses them."""
+    if stack.is_recurrent:
+        weights = stack.embedding_width * stack.width + _recurrent_matrices(stack, causal=causal, cross=cross)
+        if cross and stack.recurrent_attention == "additive":
+            return 2 * (weights + 2 * stack.width**2) + 4 * stack.width * context_length
+        return 2 * weights
     inner, kv = stack.heads * stack.head_dim, stack.kv_heads * stack.head_dim
     attention = stack.width * (2 * inner + 2 * kv)
     matrices = 3 if stack.feedforward in GATED_ACTIVATIONS else 2

@@ -5,9 +5,11 @@ Activations are the tensors that the forward pass keeps for the backward pass. T
 they are estimated:
 
     per token and layer   (7 or 9) C + 4 H·D + (2 or 4) F numbers; attention kernels keep no scores
+    recurrent layer       (3, 9 or 25) C numbers per token, always in float32; additive attention keeps (S + 14) C per
+                          target token
     logits                at labelled positions, once in the compute dtype and once in float32
 
-C model width, H·D width of all heads, F width of the feed-forward
+C model width, H·D width of all heads, F width of the feed-forward, S tokens of the longest source
 """
 
 from dataclasses import asdict, dataclass
@@ -28,6 +30,9 @@ from qkv.train.optim.optimizers import make_optimizer, optimizer_tensors
 from qkv.train.recipe.schema import Recipe
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+RECURRENT_ACTIVATIONS = {"rnn": 3, "gru": 9, "lstm": 25}
+"""Numbers that torch's kernels keep per token and layer, in multiples of the width: the most that we measured on a CPU,
+with dropout. For documents of unequal length, an LSTM keeps 9."""
 USABLE_FRACTION = 0.9
 """The fraction of the free memory that a run may plan with: the estimate is not exact."""
 
@@ -62,12 +67,16 @@ class MemoryEstimate:
 
 
 def estimate_memory(
-    recipe: Recipe, config: Config, sequence_lengths: tuple[int, ...], labelled_fraction: float = 1.0
+    recipe: Recipe,
+    config: Config,
+    sequence_lengths: tuple[int, ...],
+    labelled_fraction: float = 1.0,
+    max_source_length: int = 0,
 ) -> MemoryEstimate:
     """Estimate the memory of a single-process run.
 
     `sequence_lengths` are the lengths of target and source. `labelled_fraction` is the fraction of target positions
-    that have a label.
+    that have a label. No source is longer than `max_source_length` tokens (0: unknown); sequences may pack several.
     """
     section = recipe.train
     network = build(config, device="meta")
@@ -87,7 +96,13 @@ def estimate_memory(
         optimizer=sum(one.numel() * one.element_size() for one in state.values()),
         ema=4 * trainable if section.ema_decay else 0,
         activations=activation_bytes(
-            config, batch_size, sequence_lengths, labelled_fraction, precision, section.gradient_checkpointing
+            config,
+            batch_size,
+            sequence_lengths,
+            labelled_fraction,
+            precision,
+            section.gradient_checkpointing,
+            max_source_length,
         ),
         tokens=batch_size * sum(sequence_lengths),
         precision=precision,
@@ -116,13 +131,14 @@ def choose_micro_batch(
     if free is None:
         return 0, ""
     section, sequence, usable = recipe.train, sum(data.capacity), int(USABLE_FRACTION * free)
-    fraction = labelled_fraction(next(iter(Loader(data))))
+    batch = next(iter(Loader(data)))
+    fraction, max_source_length = labelled_fraction(batch), batch.source_max_document_length
     estimate = estimate_memory(recipe, config, data.capacity, fraction)
 
     def needed(tokens: int, checkpointing: bool = section.gradient_checkpointing) -> int:
         batch_size = max(1, tokens // sequence)
         return estimate.fixed // shards + activation_bytes(
-            config, batch_size, data.capacity, fraction, estimate.precision, checkpointing
+            config, batch_size, data.capacity, fraction, estimate.precision, checkpointing, max_source_length
         )
 
     def describe(tokens: int) -> str:
@@ -172,12 +188,17 @@ def activation_bytes(
     labelled_fraction: float,
     precision: str,
     gradient_checkpointing: bool,
+    max_source_length: int = 0,
 ) -> int:
     """The bytes of the activations of one micro-batch."""
     size = DTYPE_BYTES[precision]
     target, source = sequence_lengths[0], sequence_lengths[-1]
     total = 0
-    if config.decoder is not None:
+    if config.decoder is not None and config.decoder.is_recurrent and config.encoder is not None:
+        attended = min(max_source_length or source, source) if config.decoder.recurrent_attention == "additive" else 0
+        total += recurrent_bytes(config.decoder, batch_size * target, attended, gradient_checkpointing)
+        total += 12 * config.decoder.width * batch_size * source  # keys, and the gathered keys and values
+    elif config.decoder is not None:
         total += stack_bytes(
             config.decoder, batch_size * target, config.encoder is not None, size, gradient_checkpointing
         )
@@ -201,6 +222,8 @@ def activation_bytes(
 
 def stack_bytes(stack: StackConfig, tokens: int, cross: bool, dtype_bytes: int, gradient_checkpointing: bool) -> int:
     """The bytes of the activations of one stack."""
+    if stack.is_recurrent:
+        return recurrent_bytes(stack, tokens, 0, gradient_checkpointing)
     inner = stack.heads * stack.head_dim
     gates = 4 if "glu" in stack.feedforward else 2
     streams = 9 if stack.dropout else 7
@@ -209,3 +232,12 @@ def stack_bytes(stack: StackConfig, tokens: int, cross: bool, dtype_bytes: int, 
         layer += 4 * stack.width + 2 * inner
     kept = stack.width * stack.layers + layer if gradient_checkpointing else layer * stack.layers
     return tokens * kept * dtype_bytes
+
+
+def recurrent_bytes(stack: StackConfig, tokens: int, source_length: int, gradient_checkpointing: bool) -> int:
+    """The bytes of the activations of a recurrent stack, whose first layer attends to `source_length` source tokens."""
+    layer = RECURRENT_ACTIVATIONS[stack.recurrence] * stack.width
+    attention = (source_length + 14) * stack.width if source_length else 0
+    if gradient_checkpointing:
+        return 4 * tokens * (stack.width * stack.layers + layer + attention)
+    return 4 * tokens * (layer * stack.layers + attention)
