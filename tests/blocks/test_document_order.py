@@ -53,13 +53,26 @@ def test_each_target_finds_the_source_with_its_document_id() -> None:
     target_ids = torch.tensor([[1, 2, 2], [1, 1, 2], [1, 2, 2], [0, 1, 1]])
     values = torch.arange(2 * 5 * 4, dtype=torch.float64).view(2, 5, 4) + 1
     order = order_documents(make_layout(target_ids, target_ids), 4)
-    found = find_sources(order, -values, values, make_layout(source_ids, source_ids), num_beams=2)
+    target, source = make_layout(target_ids, target_ids), make_layout(source_ids, source_ids)
+    found = find_sources(order, target, -values, values, source)
+    summaries = found.summaries()
     for number, (row, document) in enumerate(zip(order.rows.tolist(), order.ids.tolist(), strict=True)):
         expected = values[row // 2][source_ids[row // 2] == document]
         assert torch.equal(found.values[number][~found.padding[number]], expected)
         assert torch.equal(found.keys[number][~found.padding[number]], -expected)
         if len(expected):
-            assert torch.equal(found.summary[number], torch.cat([expected[-1, :2], expected[0, 2:]]))
+            assert torch.equal(summaries[number], torch.cat([expected[-1, :2], expected[0, 2:]]))
             assert torch.equal(values[row // 2, found.columns[number, : len(expected)]], expected)
         else:
-            assert not found.summary[number].any()
+            assert not summaries[number].any()
+
+
+def test_targets_that_are_one_document_each_find_theirs_without_a_search() -> None:
+    source_ids, values = torch.tensor([[1, 1, 0], [0, 1, 1], [2, 2, 1]]), torch.randn(3, 3, 4)
+    source = make_layout(source_ids, source_ids)
+    fast, slow = make_layout(torch.zeros(6, 2)), make_layout(torch.zeros(6, 2), torch.ones(6, 2).long())
+    one, other = (find_sources(order_documents(x, 6), x, values, values, source) for x in (fast, slow))
+    assert torch.equal(one.summaries(), other.summaries())
+    for row in range(6):
+        assert torch.equal(one.keys[row][~one.padding[row]], other.keys[row][~other.padding[row]])
+        assert torch.equal(one.columns[row][~one.padding[row]], other.columns[row][~other.padding[row]])

@@ -72,6 +72,15 @@ def test_a_healthy_model_passes_every_check_and_is_not_changed(family: str, head
     assert subject.network.training == training
 
 
+@pytest.mark.parametrize("family", ["decoder", "seq2seq"])
+def test_a_healthy_recurrent_model_passes_the_checks_that_apply(family: str) -> None:
+    subject = make_subject(family, recurrence="gru", heads=0, ffn_width=0, position="none", init="xavier")
+    findings = {name: run_check(name, subject) for name in CHECKS if name not in ("overfit", "lr")}
+    skipped = {name for name, finding in findings.items() if finding.status == "skipped"}
+    assert {"heads", "neurons", "activations"} <= skipped
+    assert {finding.status for finding in findings.values()} == {"ok", "skipped"}, findings
+
+
 @pytest.mark.parametrize(
     "choices", [{"position": "t5"}, {"norm_placement": "post"}, {"feedforward": "swiglu"}], ids=str
 )

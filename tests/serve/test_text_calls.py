@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from serving import client
+from task_models import seq2seq
 
 from qkv.serve.http.api_error import ApiError
 from qkv.serve.running.gatherer import Gatherer
@@ -62,6 +64,19 @@ def test_a_call_for_another_kind_of_model_says_what_the_model_can_do(running: An
     response = httpx.post(f"{running.url}/translate", json={"model": "text", "texts": "a"})
     assert response.status_code == 400
     assert "m.chat" in response.json()["error"]["message"]
+
+
+def test_a_recurrent_model_answers_text_calls_and_has_no_engine() -> None:
+    model = seq2seq(recurrence="gru", heads=0, ffn_width=0, position="none")
+    model.network.eval()
+    with client({"rnn": model}) as server:
+        expected = [one.to_dict() for one in model.translate(["the dog"], align=True, max_tokens=5)]
+        answer = server.post("/translate", json={"texts": ["the dog"], "align": True, "max_tokens": 5})
+        assert answer.json()["results"] == expected
+        refused = server.post("/v1/completions", json={"prompt": "the", "model": "rnn"})
+        assert refused.status_code == 400
+        assert "model 'rnn' is recurrent" in refused.json()["error"]["message"]
+        assert server.get("/metrics").status_code == 200
 
 
 def test_calls_that_arrive_together_run_in_one_batch(running: Any) -> None:

@@ -9,6 +9,11 @@ import torch
 from prepare_samples import sample_files, sample_recipe
 
 import qkv
+from qkv import cli
+from qkv.errors import QkvError, UsageError
+from qkv.inside import logit_attribution, logit_lens, rollout, vocabulary_effect
+from qkv.tasks.run.complete import Completer
+from qkv.tasks.task import TextModel
 from qkv.tasks.train import train
 
 KINDS = {"seq2seq": "lstm", "causal_lm": "gru", "classification": "rnn", "tagging": "lstm"}
@@ -51,3 +56,53 @@ def test_the_saved_weights_are_the_trained_ones(runs: dict[str, Path], tmp_path:
     again = qkv.load(tmp_path / "copy")
     ids = torch.tensor([[5, 6, 7]])
     assert torch.equal(model.network(ids, ids), again.network(ids, ids))
+
+
+def test_a_text_is_completed_while_it_is_typed(runs: dict[str, Path]) -> None:
+    """The state cannot be taken back, so a deleted letter makes the model read the text again."""
+    model = qkv.load(runs["causal_lm"])
+    for typed in ("The cat ", "The cat r", "The cat runs ", "The cat runs n", "The c", "The cat "):
+        kept = model.complete(typed, top=2, max_tokens=3).suggestions
+        fresh = Completer(TextModel(model.network, model.tokenizer, model.config)).complete(typed, top=2, max_tokens=3)
+        assert [one.text for one in kept] == [one.text for one in fresh.suggestions]
+
+
+def test_words_are_aligned_by_additive_attention(runs: dict[str, Path]) -> None:
+    model = qkv.load(runs["seq2seq"])
+    result = model.translate(TEXT, align=True, max_tokens=20)
+    assert result.alignment
+    assert all(link.source in TEXT for link in result.alignment)
+    plain = replace(model.config, decoder=replace(model.config.decoder, recurrent_attention="none"))
+    blind = qkv.Model(plain, qkv.new(plain).network, model.tokenizer)
+    with pytest.raises(UsageError, match='recurrent_attention = "none"'):
+        blind.translate(TEXT, align=True, max_tokens=3)
+
+
+@pytest.mark.parametrize("format", ["hf", "onnx", "ctranslate2"])
+def test_other_formats_are_refused(runs: dict[str, Path], tmp_path: Path, format: str) -> None:
+    with pytest.raises(QkvError, match=f"the format {format} is for Transformers, and this model has LSTM layers"):
+        qkv.load(runs["seq2seq"]).export(tmp_path / "out", format)
+    assert not (tmp_path / "out").exists()
+
+
+def test_info_and_the_model_card_name_the_layers(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run_command(["info", str(runs["seq2seq"])]) == 0
+    shown = capsys.readouterr().out
+    assert "1 LSTM + 1 LSTM layers · width 16" in shown
+    assert "state per sequence" in shown
+    assert "A recurrent model (LSTM), encoder-decoder" in (runs["seq2seq"] / "README.md").read_text()
+
+
+def test_what_reads_blocks_is_refused_and_a_trace_has_states(runs: dict[str, Path]) -> None:
+    model = qkv.load(runs["causal_lm"])
+    found = model.trace(TEXT)
+    assert list(found.values) == ["decoder.0.state", "logits"]
+    for call in (
+        lambda: logit_lens(model.network, found),
+        lambda: logit_attribution(model.network, found),
+        lambda: rollout(model.network, found),
+        lambda: vocabulary_effect(model.network, 0, 0),
+        lambda: model.look(TEXT),
+    ):
+        with pytest.raises(UsageError, match=r"this model has GRU layers; a trace of it has the sites decoder.0.state"):
+            call()

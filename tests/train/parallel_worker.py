@@ -50,6 +50,9 @@ def config_of(case: str) -> Config:
             **SIZES, position="t5", relative_buckets=8, relative_max_distance=16, feedforward="geglu", norm="rmsnorm"
         )
         return Config(encoder=replace(t5, layers=1, num_layer_groups=1), decoder=t5, head=lm, share_embeddings=True)
+    if case == "recurrent":
+        lstm = StackConfig(vocab_size=VOCAB, width=16, layers=2, recurrence="lstm", init_std=0.1)
+        return Config(encoder=lstm, decoder=lstm, head=lm, share_embeddings=True)
     # one block that all layers share, a head of its own, sizes that two processes do not share evenly
     odd = {**SIZES, "width": 15, "head_dim": 6, "vocab_size": 29, "init_std": 0.1}
     alibi = StackConfig(**odd, position="alibi", num_layer_groups=1, residual="parallel")
@@ -57,7 +60,7 @@ def config_of(case: str) -> Config:
 
 
 FAMILIES = ("decoder", "encoder", "seq2seq")
-STEPS_OF = {"decoder": 10, "encoder": 10, "seq2seq": 10, "odd": 3}
+STEPS_OF = {"decoder": 10, "encoder": 10, "seq2seq": 10, "odd": 3, "recurrent": 3}
 CASES = tuple(STEPS_OF)
 
 

@@ -53,7 +53,8 @@ def order_documents(layout: SequenceLayout, batch_size: int) -> DocumentOrder:
         rows = torch.arange(batch_size, device=device)
         index = (rows * length + torch.arange(length, device=device)[:, None]).flatten()
         lengths = torch.full_like(rows, length)
-        return DocumentOrder(index, torch.full((length,), batch_size), rows, torch.ones_like(rows), lengths)
+        batch_sizes = torch.full((length,), batch_size, device="cpu")
+        return DocumentOrder(index, batch_sizes, rows, torch.ones_like(rows), lengths)
     flat = document_ids.flatten().long()
     tokens = flat.nonzero()[:, 0]
     multiple = 1 + flat.max()
@@ -80,22 +81,37 @@ class SourceDocuments(NamedTuple):
     values: Tensor  # (D, S, C)
     padding: Tensor  # (D, S) True where there is no source token
     columns: Tensor  # (D, S) the index of each token in its source sequence
-    summary: Tensor  # (D, C) the forward state at the last source token and the backward state at the first
+
+    def summaries(self) -> Tensor:
+        """Return for each source its forward state at the last token and its backward state at the first, (D, C)."""
+        is_token, half = ~self.padding, self.values.shape[-1] // 2
+        row = torch.arange(len(is_token), device=is_token.device)
+        last, first = (self.values[row, pooled_index(is_token, method)] for method in ("last", "first"))
+        summary = torch.cat([last[:, :half], first[:, half:]], dim=1)
+        return summary.masked_fill(self.padding.all(1)[:, None], 0.0)
 
 
 def find_sources(
-    order: DocumentOrder, keys: Tensor, values: Tensor, layout: SequenceLayout, num_beams: int
+    order: DocumentOrder, target: SequenceLayout, keys: Tensor, values: Tensor, source: SequenceLayout
 ) -> SourceDocuments:
-    """Find the source of each target document. `keys` and `values` are (sources, S, C)."""
-    rows = order.rows // num_beams
-    ids = torch.ones_like(values[..., 0], dtype=torch.long) if layout.document_ids is None else layout.document_ids
+    """Find the source of each target document. `keys` and `values` are (sources, S, C).
+
+    There may be several target sequences for each source: the beams of a search, which are consecutive.
+    """
+    num_sources, length, _ = values.shape
+    ids = torch.ones_like(values[..., 0], dtype=torch.long) if source.document_ids is None else source.document_ids
+    if target.document_ids is None:  # each target sequence is document 1 of its source
+        num_beams = len(order.rows) // num_sources
+        columns = torch.arange(length, device=ids.device).expand(len(order.rows), -1)
+        padding = ids != 1
+        if num_beams > 1:
+            keys, values, padding = (one.repeat_interleave(num_beams, dim=0) for one in (keys, values, padding))
+        return SourceDocuments(keys, values, padding, columns)
+    rows = order.rows // (len(target.document_ids) // num_sources)
     member = ids[rows] == order.ids[:, None]  # (D, S)
     lengths = member.sum(1)
     longest = max(1, int(lengths.max()))
     # The tokens of the document first, in their order
     columns = member.byte().argsort(dim=1, descending=True, stable=True)[:, :longest]
     padding = torch.arange(longest, device=ids.device) >= lengths[:, None]
-    last, first = (values[rows, pooled_index(member, method)] for method in ("last", "first"))
-    half = values.shape[-1] // 2
-    summary = torch.cat([last[:, :half], first[:, half:]], dim=1).masked_fill((lengths == 0)[:, None], 0.0)
-    return SourceDocuments(keys[rows[:, None], columns], values[rows[:, None], columns], padding, columns, summary)
+    return SourceDocuments(keys[rows[:, None], columns], values[rows[:, None], columns], padding, columns)

@@ -169,7 +169,10 @@ class RecurrentStack(nn.Module):
         order = order_documents(layout, batch_size)
         if not len(order.tokens):  # only padding
             return torch.zeros_like(x)
-        sources = None if memory is None else self._find_sources(order, memory, batch_size // memory.batch_size)
+        sources = None
+        if memory is not None:
+            keys, values = memory.keys_values(0, self._keys_values)
+            sources = find_sources(order, layout, keys[:, 0], values[:, 0], memory.layout)
         states = self._first_states(order, cache, sources)
         if cache is not None:
             cache.advance(order.rows, order.lengths, is_padded=layout.document_ids is not None)
@@ -210,12 +213,6 @@ class RecurrentStack(nn.Module):
         keys = first.key(vectors) if isinstance(first, AttentiveLayer) else vectors
         return keys[:, None], vectors[:, None]
 
-    def _find_sources(
-        self, order: DocumentOrder, memory: EncoderMemory | CrossCache, num_beams: int
-    ) -> SourceDocuments:
-        keys, values = memory.keys_values(0, self._keys_values)
-        return find_sources(order, keys[:, 0], values[:, 0], memory.layout, num_beams)
-
     def _first_states(
         self, order: DocumentOrder, cache: RecurrentCache | None, sources: SourceDocuments | None
     ) -> Sequence[State | None]:
@@ -223,7 +220,7 @@ class RecurrentStack(nn.Module):
         cached = None if cache is None else [cache.read(number, order.rows) for number in range(self.config.layers)]
         if sources is None or self.initial is None or (cache is not None and not cache.has_empty_rows):
             return cached or [None] * self.config.layers
-        parts = torch.tanh(self.initial(sources.summary)).chunk(self.config.layers * self.num_states, dim=1)
+        parts = torch.tanh(self.initial(sources.summaries())).chunk(self.config.layers * self.num_states, dim=1)
         states: list[State] = [parts[i : i + self.num_states] for i in range(0, len(parts), self.num_states)]
         if cache is None or cached is None:
             return states

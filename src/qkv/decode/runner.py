@@ -29,7 +29,7 @@ MAX_PREFILL_TOKENS = {"cpu": 2048, "cuda": 16_384}
 """Longer prompts are read in chunks of this size, so that masks stay small and a run can be interrupted."""
 ALWAYS_ALLOWED_LENGTH = 32_768
 MAX_EXTRAPOLATION = 16
-"""A model without a table of positions reads at most 16 times `max_positions`, and at least 32,768, tokens."""
+"""A Transformer without a table of positions reads at most 16 times `max_positions`, and at least 32,768, tokens."""
 
 
 class TokenRunner(Protocol):
@@ -261,7 +261,7 @@ def check_max_length(
                     f"shorten it{' or lower max_tokens' if new_tokens else ''}"
                 )
             limit = max(ALWAYS_ALLOWED_LENGTH, MAX_EXTRAPOLATION * stack.max_positions)
-            if len(sequence) > limit:
+            if len(sequence) > limit and not stack.is_recurrent:
                 raise UsageError(
                     f"{name} {index} has {len(sequence):,} tokens; this model was made for {stack.max_positions:,} and "
                     f"reads at most {limit:,}, because the time grows with the square of the length; shorten it"

@@ -18,6 +18,7 @@ from qkv.blocks.attention import Attention, pattern, scores
 from qkv.blocks.block import Block
 from qkv.blocks.kernels.prepared import PreparedMask
 from qkv.errors import UsageError, suggest_name
+from qkv.inside.sites import require_blocks
 from qkv.inside.trace import Trace
 from qkv.models import Network
 
@@ -130,6 +131,7 @@ def rollout(network: Network, trace: Trace) -> Rollout:
 
     The trace needs the patterns of all layers. The weights of a layer are the means over its recorded heads.
     """
+    require_blocks(network.config, "attention rollout")
     if "decoder" not in trace.tokens:
         return Rollout(encoder=_roll_out_self_attention(network, trace, "encoder"))
     if "encoder" not in trace.tokens:
@@ -148,6 +150,7 @@ def rollout(network: Network, trace: Trace) -> Rollout:
 
 def find_attention(network: Network, site: str) -> tuple[Stack, Attention]:
     """Return the stack and the attention module of a site such as "decoder.3.cross_pattern"."""
+    require_blocks(network.config, f"{site}: this function")
     name, _, rest = site.partition(".")
     stack = getattr(network, name, None)
     layer = rest.partition(".")[0]

@@ -25,6 +25,7 @@ from qkv.blocks.block import Block, ResidualWrapper
 from qkv.errors import UsageError
 from qkv.inside.attention import output_matrices
 from qkv.inside.lens import check_vocabulary_head
+from qkv.inside.sites import require_blocks
 from qkv.inside.trace import Trace
 from qkv.models import Encoder, Network
 
@@ -84,6 +85,7 @@ def logit_attribution(
     check_vocabulary_head(network)
     position, chosen = _check_outputs(trace, position, outputs)
     stack = network.encoder if isinstance(network, Encoder) else network.decoder
+    require_blocks(network.config, "logit attribution")
     if stack.config.residual == "none":
         raise UsageError(
             f'the {stack.name} has residual = "none": without skip connections the logits are no sum over layers, so '

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from qkv.errors import UsageError
+from qkv.inside.sites import require_blocks
 from qkv.inside.tokens import TokenList
 from qkv.inside.trace import Trace
 from qkv.models import Encoder, Network
@@ -66,6 +67,7 @@ def logit_lens(
     `targets` are the tokens whose probabilities are reported: one for each position, or one for all. By default, they
     are the predictions of the last site. `translate` is applied to the residual stream first; a `TunedLens` is one.
     """
+    require_blocks(network.config, "the logit lens")
     check_vocabulary_head(network)
     names = [name for name in trace if _is_read(name, trace, sites)]
     if not names:

@@ -22,7 +22,8 @@ from qkv.models import Config, Network
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.text import Tokenizer
 
-DEFAULT_SITES = ("*.resid_pre", "*.resid_post", "*pattern", LOGITS)
+DEFAULT_SITES = ("*.resid_pre", "*.resid_post", "*.state", "*pattern", LOGITS)
+"""The sites of a trace, as far as the model has them: `state` is that of a recurrent model."""
 MAX_TRACE_BYTES = 2 * 1024**3
 
 
@@ -98,6 +99,10 @@ class RecordingTap(EditTap):
         max_bytes: int,
         edits: Edit | Iterable[Edit] = (),
     ) -> None:
+        sites = (sites,) if isinstance(sites, str) else tuple(sites)
+        if sites == DEFAULT_SITES:
+            known = list_sites(config)
+            sites = tuple(one for one in sites if any(fnmatchcase(name, one) for name in known))
         patterns = check_sites(config, sites)
         super().__init__(check_edits(config, edits), [pattern for pattern in patterns if pattern != LOGITS], heads)
         self.records_logits = any(fnmatchcase(LOGITS, pattern) for pattern in patterns)

@@ -34,6 +34,15 @@ def list_sites(config: Config) -> list[str]:
     return [*names, LOGITS]
 
 
+def require_blocks(config: Config, what: str) -> None:
+    """Raise an error if a model is recurrent: `what`, a lens for instance, reads parts of Transformer blocks."""
+    if config.is_recurrent:
+        raise UsageError(
+            f"{what} reads Transformer blocks, and this model has {config.stack.recurrence.upper()} layers; a trace of "
+            f"it has the sites {', '.join(list_sites(config))}"
+        )
+
+
 def check_sites(config: Config, patterns: str | Iterable[str]) -> list[str]:
     """Return the patterns as a list, and raise an error if one of them matches no site of the model."""
     listed = [patterns] if isinstance(patterns, str) else list(patterns)

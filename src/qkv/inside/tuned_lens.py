@@ -25,6 +25,7 @@ from qkv.blocks import Tap
 from qkv.errors import UsageError
 from qkv.inside.forward import Example, Inputs, make_inputs, run
 from qkv.inside.lens import check_vocabulary_head, lens_logits
+from qkv.inside.sites import require_blocks
 from qkv.inside.trace import open_tensors, read_weights, report_damage, write_tensors
 from qkv.models import Encoder, Network
 from qkv.models.runtime.eval_mode import eval_mode
@@ -135,6 +136,7 @@ def measure_lens(
 
 def lens_sites(network: Network) -> list[str]:
     """Return the sites that a tuned lens translates: the residual stream before the first and between the layers."""
+    require_blocks(network.config, "a tuned lens")
     stack = network.encoder if isinstance(network, Encoder) else network.decoder
     after = [f"{stack.name}.{layer}.resid_post" for layer in range(stack.config.layers - 1)]
     return [f"{stack.name}.0.resid_pre", *after]

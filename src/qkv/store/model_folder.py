@@ -296,6 +296,12 @@ def write_model(
     """
     if format not in FORMATS:
         raise UsageError(f"unknown format {format!r}; {suggest_name(format, FORMATS)}")
+    if config.is_recurrent and format != "qkv":
+        raise QkvError(
+            f"the format {format} is for Transformers, and this model has {config.stack.recurrence.upper()} layers; "
+            "use the folder that qkv writes (qkv run, qkv.load), or train a Transformer: leave out model.family in "
+            "the recipe"
+        )
     if format == "ctranslate2":
         from qkv.store.export_ctranslate2 import write_ctranslate2
 

@@ -6,7 +6,7 @@ B batch, T tokens, H heads, D head dim, C model width, F neurons of a layer
 import torch
 from torch import Tensor
 
-from qkv.blocks import Stack, Tap
+from qkv.blocks import RecurrentStack, Stack, Tap
 from qkv.inside.doctor.finding import Finding, failed, passed, skipped, warned
 from qkv.inside.doctor.learning import join_names
 from qkv.inside.doctor.subject import Subject, hidden_states
@@ -60,6 +60,8 @@ def head_outputs(z: Tensor, weight: Tensor) -> Tensor:
 def check_heads(subject: Subject) -> Finding:
     """A head is dead if it writes (almost) nothing into the residual stream."""
     name, dead, total = "no dead heads", [], 0
+    if subject.config.is_recurrent:
+        return skipped(name, "a recurrent model has no heads")
     network, tap = record(subject, ["*.z", "*.cross_z"])
     for stack in stacks_of(network):
         is_token = token_mask(subject, stack)
@@ -87,6 +89,8 @@ def check_heads(subject: Subject) -> Finding:
 def check_neurons(subject: Subject) -> Finding:
     """A neuron is dead if it is never active on the batch."""
     name, fractions = "no dead neurons", {}
+    if subject.config.is_recurrent:
+        return skipped(name, "a recurrent model has no feed-forward layers")
     network, tap = record(subject, ["*.mlp_post"])
     tokens = 0
     for stack in stacks_of(network):
@@ -114,6 +118,8 @@ def check_neurons(subject: Subject) -> Finding:
 def check_activation_scales(subject: Subject) -> Finding:
     """The size of the residual stream by depth, and whether each block changes it."""
     name, sizes, idle = "scale of activations", {}, []
+    if subject.config.is_recurrent:
+        return skipped(name, "a recurrent model has no residual stream, and its states lie between −1 and 1")
     network, tap = record(subject, ["*.resid_pre", "*.resid_post"])
     for stack in stacks_of(network):
         is_token = token_mask(subject, stack)
@@ -166,7 +172,7 @@ def check_gradient_scales(subject: Subject) -> Finding:
     loss.backward()
     sizes: dict[str, list[float]] = {}
     for stack in stacks_of(network):
-        for block in stack.blocks:
+        for block in stack.layers if isinstance(stack, RecurrentStack) else stack.blocks:
             gradients = [p.grad.flatten() for p in block.parameters() if p.grad is not None]
             if gradients:
                 sizes.setdefault(stack.name, []).append(float(root_mean_square(torch.cat(gradients))))

@@ -25,6 +25,7 @@ from qkv.inside.look.lens import describe_lens
 from qkv.inside.look.neurons import describe_layer
 from qkv.inside.look.sequences import start_document
 from qkv.inside.look.words import group_words
+from qkv.inside.sites import require_blocks
 from qkv.inside.tokens import TokenList, list_tokens
 from qkv.inside.trace import Trace
 from qkv.models import Config, Network, Seq2Seq
@@ -183,6 +184,7 @@ def make_mask_document(
     options: LookOptions,
 ) -> dict[str, Any]:
     """A document of tokens and masks only. `sequences` has the ids and document ids of each stack; id 0 is padding."""
+    require_blocks(network.config, "a page of attention masks")
     tokens, layouts = {}, {}
     for name, (ids, document_ids) in sequences.items():
         side = tokenizer.target if tokenizer is not None and name == "decoder" else tokenizer
@@ -206,6 +208,7 @@ def make_mask_document(
 
 def document_sites(config: Config, options: LookOptions) -> list[str]:
     """The sites that `make_document` reads, as glob patterns for `qkv.inside.trace`."""
+    require_blocks(config, "this page")
     sites = ["*.0.resid_pre", "logits"]
     if "lens" in options.views:
         sites.append("*.resid_post")

@@ -27,7 +27,7 @@ NO_TOKEN = -1
 """Fills the part of a window that lies outside the text."""
 PER_TOKEN_SITES = (
     *("resid_pre", "attn_out", "resid_mid", "cross_out", "cross_mid"),
-    *("mlp_pre", "mlp_post", "mlp_out", "resid_post", "final"),
+    *("mlp_pre", "mlp_post", "mlp_out", "resid_post", "state", "final"),
 )
 """The sites with one vector for each token."""
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from qkv.blocks import Stack
 from qkv.errors import UsageError
+from qkv.inside.sites import require_blocks
 from qkv.inside.tokens import list_tokens
 from qkv.models import Encoder, Network
 from qkv.text import Tokenizer
@@ -42,6 +43,7 @@ def vocabulary_effect(
     The neuron writes its column of the output matrix into the residual stream. This function projects that vector to
     the vocabulary, as if it reached the head directly: the effect through later layers is left out.
     """
+    require_blocks(network.config, "the effect of a neuron on the vocabulary")
     stack = output_stack(network)
     if not 0 <= layer < stack.config.layers:
         raise UsageError(f"layer = {layer}: this model has layers 0 … {stack.config.layers - 1}")
@@ -83,6 +85,7 @@ def direction_logits(network: Network, direction: Tensor) -> Tensor:
     The last norm multiplies by its gain and, if it is a layer norm, subtracts the mean; its division by the size of the
     residual stream is left out. A dense layer of the head (masked language models) counts as linear.
     """
+    require_blocks(network.config, "the effect of a direction on the vocabulary")
     head, stack = network.head, output_stack(network)
     if head.config.kind not in ("lm", "mlm") or head.out is None:
         raise UsageError(f"this model has a {head.config.kind} head, which does not predict tokens")

@@ -51,6 +51,13 @@ def find_engine(served: ServedModel) -> EngineThread:
     """The engine of a model; an error if the model does not generate text."""
     if served.engine is None:
         GenerationOptions().check(served.model.config)
+        if served.model.config.is_recurrent:
+            raise ApiError(
+                400,
+                f"model {served.name!r} is recurrent, and this route serves Transformers only: it keeps their keys and "
+                "values; use /translate, /summarise or /score, or qkv run",
+                param="model",
+            )
         raise ApiError(400, f"model {served.name!r} cannot generate text", param="model")
     return served.engine
 

@@ -54,8 +54,8 @@ class ServedModel:
             max_batch=settings.max_texts,
             device_lock=lock,
         )
-        self.engine: EngineThread | None = None  # only for a model that generates text
-        if model.config.decoder is not None and model.config.head.kind == "lm":
+        self.engine: EngineThread | None = None  # only for a Transformer that generates text
+        if model.config.decoder is not None and model.config.head.kind == "lm" and not model.config.is_recurrent:
             self.engine = EngineThread(
                 name,
                 lambda: make_engine(model, settings),

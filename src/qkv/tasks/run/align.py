@@ -1,7 +1,8 @@
 """Word alignment: which source word the cross-attention of an encoder-decoder reads for each generated word.
 
 The attention is that of the last layer but one, averaged over its heads: it aligns words better than the last layer,
-which prepares the next word (Garg et al. 2019, "Jointly Learning to Align and Translate with Transformer Models").
+which prepares the next word (Garg et al. 2019, "Jointly Learning to Align and Translate with Transformer Models"). A
+recurrent decoder has one attention, in its first layer.
 
 T target tokens, S source tokens
 """
@@ -13,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from qkv.decode.runner import start_token
+from qkv.errors import UsageError
 from qkv.inside import trace
 from qkv.models import Seq2Seq
 from qkv.tasks.results import GeneratedText, WordLink
@@ -28,7 +30,15 @@ def align_words(model: TextModel, source: str, result: GeneratedText, prompt: st
     if not result.ids or not source.strip():
         return []
     ids, offsets = tokenizer.encode_with_offsets(prompt + source, add_special_tokens=True)
-    layer = max(0, model.config.stack.layers - 2)
+    if model.config.is_recurrent:
+        if model.config.stack.recurrent_attention == "none":
+            raise UsageError(
+                'word alignment reads the attention of the decoder, and this model has recurrent_attention = "none"; '
+                'train one with "additive", or leave out the alignment'
+            )
+        layer = 0  # the only layer with attention
+    else:
+        layer = max(0, model.config.stack.layers - 2)
     site = f"decoder.{layer}.cross_pattern"
     recorded = trace(network, ids, [start_token(network), *result.ids[:-1]], tokenizer=tokenizer, sites=[site])
     weights = recorded[site].double().mean(0).numpy()  # (T, S): row t is the attention that generates token t

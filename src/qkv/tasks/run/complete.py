@@ -7,6 +7,7 @@ tokens are kept between calls: after a keystroke, the model reads at most a few 
 W hypotheses, V vocabulary
 """
 
+import copy
 import re
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from qkv.blocks import SelfCache
+from qkv.blocks import RecurrentCache, SelfCache
 from qkv.decode.cache_edits import crop_cache, reorder_cache
 from qkv.decode.constrained.token_bytes import TokenBytes
 from qkv.decode.runner import next_logits, promote_to_float32
@@ -112,7 +113,10 @@ class Completer:
             known = next(
                 (i for i, (new, old) in enumerate(pairs) if new != old), min(len(ids) - 1, len(self.cached_ids))
             )
-            crop_cache(self.cache, known)
+            if isinstance(self.cache, RecurrentCache):  # its state cannot be taken back
+                known = known if known == len(self.cached_ids) else 0
+            else:
+                crop_cache(self.cache, known)
         if self.cache is None or known == 0:
             self.cache = self.network.new_cache(1, len(ids) + 64)
         new = torch.tensor([ids[known:]], device=next(self.network.parameters()).device)
@@ -122,8 +126,7 @@ class Completer:
     def search(self, logits: Tensor, typed: bytes, width: int, max_tokens: int) -> list[PartialCompletion]:
         """A beam search whose hypotheses begin with the bytes `typed`; the most likely first."""
         assert self.cache is not None
-        cache = self.network.new_cache(1, self.cache.filled + max_tokens + MAX_RETYPED_TOKENS)
-        copy_cache(self.cache, cache)
+        cache = copy_cache(self.network, self.cache, max_tokens + MAX_RETYPED_TOKENS)
         beams, finished = [PartialCompletion([], b"", 0.0)], list[PartialCompletion]()
         for _ in range(max_tokens + MAX_RETYPED_TOKENS):
             grown = [
@@ -174,9 +177,12 @@ class Completer:
         return [*self.sorted_ids[first:last], *shorter]
 
 
-def copy_cache(source: SelfCache, target: SelfCache) -> None:
-    """Copy the filled slots of a cache into an empty one."""
+def copy_cache(network: Decoder, source: SelfCache, num_new: int) -> SelfCache:
+    """Return a copy of a cache of one sequence, with room for `num_new` more tokens."""
+    if isinstance(source, RecurrentCache):
+        return copy.deepcopy(source)
     count = source.filled
+    target = network.new_cache(1, count + num_new)
     for old, new in zip((*source.keys, *source.values), (*target.keys, *target.values), strict=True):
         new[:, :, :count] = old[:, :, :count]
     target.document_ids[:, :count], target.positions[:, :count] = (
@@ -184,6 +190,7 @@ def copy_cache(source: SelfCache, target: SelfCache) -> None:
         source.positions[:, :count],
     )
     target.filled, target.no_padding = count, source.no_padding
+    return target
 
 
 def weights_version(network: nn.Module) -> int:
