@@ -11,7 +11,7 @@ from prepare_samples import sample_files, sample_recipe
 import qkv
 from qkv import cli
 from qkv.errors import QkvError, UsageError
-from qkv.inside import logit_attribution, logit_lens, rollout, vocabulary_effect
+from qkv.inside import logit_attribution, logit_lens, rollout, vocabulary_effect, zero_ablate
 from qkv.tasks.run.complete import Completer
 from qkv.tasks.task import TextModel
 from qkv.tasks.train import train
@@ -103,6 +103,17 @@ def test_what_reads_blocks_is_refused_and_a_trace_has_states(runs: dict[str, Pat
         lambda: rollout(model.network, found),
         lambda: vocabulary_effect(model.network, 0, 0),
         lambda: model.look(TEXT),
+        lambda: model.look_at_mask([TEXT]),
     ):
         with pytest.raises(UsageError, match=r"this model has GRU layers; a trace of it has the sites decoder.0.state"):
             call()
+
+
+def test_states_can_be_edited_and_the_attention_cannot(runs: dict[str, Path]) -> None:
+    model = qkv.load(runs["seq2seq"])
+    plain, edited = (
+        model.trace(TEXT, target="THE", edits=edits)["logits"] for edits in ([], [zero_ablate("decoder.0.state")])
+    )
+    assert not torch.equal(plain, edited)
+    with pytest.raises(UsageError, match="cannot be edited; edit the states"):
+        model.trace(TEXT, target="THE", edits=[zero_ablate("decoder.0.cross_pattern")])

@@ -115,6 +115,11 @@ def check_edits(config: Config, edits: Edit | Iterable[Edit]) -> list[Edit]:
         if edit.site == LOGITS:
             raise UsageError("edits: the logits are not in a stack; edit the site 'final', or use logits_processors")
         check_sites(config, edit.site)
+        if config.is_recurrent and fnmatchcase("decoder.0.cross_pattern", edit.site):
+            raise UsageError(
+                f"edits: {edit.site} is the attention of a recurrent decoder, on which all later states depend, so it "
+                "cannot be edited; edit the states: *.state"
+            )
     return listed
 
 

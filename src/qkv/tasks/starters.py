@@ -324,10 +324,12 @@ def _fine_tuning_lines(
     chosen = choose_fine_tuning(stack.width, stack.layers, summary.bytes, machine, minutes)
     model: list[RecipeLine] = [("from", base_model, "the model to fine-tune; its shape and tokenizer are used")]
     if chosen.frozen_layers and config.family != "seq2seq":
-        blocks = [f"{config.family}.blocks.{number}.*" for number in range(chosen.frozen_layers)]
+        name = "layers" if config.is_recurrent else "blocks"
+        blocks = [f"{config.family}.{name}.{number}.*" for number in range(chosen.frozen_layers)]
         comment = "not trained, as the time is short; leave it out if you have more"
         model.append(("freeze", ["embedding.*", *blocks], comment))
-    model.append(("#lora_rank", 8, "train small adapters instead of all weights; try lr = 1e-3"))
+    if not config.is_recurrent:  # adapters are for the matrices of attention
+        model.append(("#lora_rank", 8, "train small adapters instead of all weights; try lr = 1e-3"))
     budget: RecipeLine = ("epochs", chosen.epochs, "passes over the data (or minutes = …, or steps = …)")
     if minutes:
         budget = ("minutes", float(minutes), "training time (or epochs = …, or steps = …)")

@@ -257,6 +257,7 @@ RECURRENT: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
 @pytest.mark.parametrize("choices", RECURRENT, ids=lambda c: "-".join(map(str, c.values())))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parameters_and_flops_of_recurrent_models(config: Make, family: str, choices: dict[str, Any]) -> None:

@@ -78,6 +78,12 @@ def test_a_recurrent_model_takes_the_keys_that_apply_to_it() -> None:
     assert config.decoder.embedding_scale == "none"
 
 
+def test_a_recurrent_classifier_reads_the_whole_text() -> None:
+    assert config_of("classification", family="lstm").head.pool == "mean"
+    assert config_of("classification").head.pool == "first"
+    assert config_of("classification", family="lstm", overrides={"head": {"pool": "last"}}).head.pool == "last"
+
+
 def test_a_preset_is_no_recurrent_model() -> None:
     with pytest.raises(UsageError, match=r"model.preset = 'gpt2' has a decoder, but model.family = 'lstm'"):
         config_of("causal_lm", family="lstm", preset="gpt2")

@@ -289,6 +289,8 @@ def build_head_config(
         values["multi_label"] = requirements.multi_label
     if kind == "classify" and family == "decoder":
         values["pool"] = "last"  # under a causal mask, only the last token attends to the whole text
+    elif kind == "classify" and stack.is_recurrent:
+        values["pool"] = "mean"  # at the first token, only the backward state has seen the whole text
     return construct_config(HeadConfig, {**values, **recipe.model.overrides.get("head", {})}, "model.head")
 
 
