@@ -10,6 +10,7 @@ ORDER: tuple[str, ...] = (
     "attention-memory",
     "path-length",
     "raw-indices",
+    "heads",
     "linear-attention-stack",
     "rank-collapse",
     "residuals",

@@ -160,7 +160,7 @@ CLAIM = Claim(
     expect=expect,
     charts=(
         Chart(measure=FLOPS, x="tokens", log_x=True, log_y=True),
-        Chart(measure=SHARE, x="tokens", log_x=True),
+        Chart(measure=SHARE, x="tokens", log_x=True, is_fraction=True),
     ),
     example=example,
     seeds={"mini": 1, "small": 1, "full": 1},

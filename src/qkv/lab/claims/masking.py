@@ -182,8 +182,8 @@ CLAIM = Claim(
     measure=measure,
     expect=expect,
     charts=(
-        Chart(measure=FUTURE, x="position of the query"),
-        Chart(measure=TOTAL, x="position of the query"),
+        Chart(measure=FUTURE, x="position of the query", is_fraction=True),
+        Chart(measure=TOTAL, x="position of the query", is_fraction=True),
         Chart(measure=LOSS, x="mask", title="loss on random tokens (nats per token)"),
     ),
     example=example,

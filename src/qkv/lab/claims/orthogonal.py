@@ -212,7 +212,7 @@ CLAIM = Claim(
     measure=measure,
     expect=expect,
     charts=(
-        Chart(measure=FRACTION, x="dimensions", log_x=True),
+        Chart(measure=FRACTION, x="dimensions", log_x=True, is_fraction=True),
         Chart(measure=LARGEST, x="dimensions", log_x=True, log_y=True),
         Chart(measure=OPTIMISED, x="dimensions", log_x=True, log_y=True, title=f"{OPTIMISED}, 400 vectors"),
         Chart(measure=COUNT, x="dimensions", log_y=True, title=f"{COUNT} (its deviation from 90°)"),

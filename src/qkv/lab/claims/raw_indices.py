@@ -222,8 +222,8 @@ CLAIM = Claim(
     measure=measure,
     expect=expect,
     charts=(
-        Chart(measure=ACCURACY, x="training steps", log_x=True),
-        Chart(measure=LONGER, x="tokens in the test", log_x=True),
+        Chart(measure=ACCURACY, x="training steps", log_x=True, is_fraction=True),
+        Chart(measure=LONGER, x="tokens in the test", log_x=True, is_fraction=True),
         Chart(measure=TOKENS, x="position", log_x=True, log_y=True),
         Chart(measure=NEIGHBOURS, x="position", log_x=True, log_y=True),
     ),
