@@ -16,6 +16,7 @@ ORDER: tuple[str, ...] = (
     "residuals",
     "norm-placement",
     "layer-norm-formula",
+    "positions",
     # families
     "context-bidirectional",
     # training
