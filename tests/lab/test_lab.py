@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
 from qkv import cli
 from qkv.errors import QkvError, UsageError
@@ -13,6 +14,7 @@ from qkv.lab import Check, Claim, Experiment, Point, Table, find_claim, run_clai
 from qkv.lab.book import markdown_table, write_chapter
 from qkv.lab.chart import draw_claim
 from qkv.lab.claim import Chart
+from qkv.lab.loop import training_steps
 from qkv.lab.markov import NUM_STATES, NUM_SUCCESSORS, write_markov_chain
 from qkv.lab.run import load_result, results_path
 from qkv.lab.scoring import score_tokens
@@ -165,6 +167,19 @@ def test_a_markov_chain_has_few_successors_and_depends_on_the_seed(tmp_path: Pat
     pairs = {pair for walk in walks for pair in pairwise(walk)}
     assert {len(walk) for walk in walks} == {20}
     assert len(pairs) == NUM_STATES * NUM_SUCCESSORS
+
+
+def test_a_plain_loop_trains_and_reports_each_step() -> None:
+    torch.manual_seed(0)
+    network, x = torch.nn.Linear(4, 1), torch.randn(64, 4)
+
+    def compute_loss() -> torch.Tensor:
+        return (network(x) - x.sum(dim=1, keepdim=True)).square().mean()
+
+    before = compute_loss().item()
+    assert list(training_steps(network, compute_loss, 100, lr=0.1)) == list(range(1, 101))
+    assert compute_loss().item() < before / 100
+    assert not network.training
 
 
 def test_the_command_lists_runs_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

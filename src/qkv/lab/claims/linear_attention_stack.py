@@ -164,10 +164,10 @@ CLAIM = Claim(
     "input, and compare with the single layer of the notes' formula. For several heads we count how many terms, each a "
     "pattern times a value matrix, the linear map has (the rank of the rearranged matrix).",
     lesson="Values pass through attention linearly: the product Σⱼ A⁽²⁾ᵢⱼ A⁽¹⁾ⱼₖ is again a pattern, and the value "
-    "matrices multiply. With several heads, each path through the layers has its own pattern and value matrix. But "
-    "the second pattern is computed from the output of the first layer, with a softmax. So a stack is not linear in "
-    "its input, and can compute what no single layer can, such as induction heads. What attention lacks is a "
-    "non-linear function of each vector. The MLP adds it.",
+    "matrices multiply. With several heads, each path through the layers has its own pattern and value matrix. But the "
+    "second pattern is computed from the output of the first layer, with a softmax. So a stack is not linear in its "
+    "input, and can compute what no single layer can, such as induction. What attention lacks is a non-linear function "
+    "of each vector. The MLP adds it.",
     limits="The weights are random, and there are no skip connections or norms. With skip connections, paths that "
     "leave out a layer are further terms.",
     settings={

@@ -141,7 +141,7 @@ def expect(table: Table) -> list[Check]:
         Check(
             f"the worst deviation of {many} falls as 1/√d (exponent −0.6 to −0.4), so 1° needs far more dimensions",
             -0.6 < falls < -0.4,
-            f"exponent {falls:.2f}; {worst:.0f}° in {NOTES_DIM} dimensions, 1° in about {needed:,.0f}",
+            f"exponent {falls:.2f}; {worst:.0f}° in {NOTES_DIM} dimensions, 1° in about {round(needed, -3):,.0f}",
         ),
         Check(
             "optimisation at least halves the largest deviation; it stays above the Welch bound",

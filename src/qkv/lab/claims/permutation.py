@@ -115,12 +115,16 @@ def example() -> None:
     import torch
     from torch.nn.functional import scaled_dot_product_attention as attention
 
-    x, order = torch.randn(6, 8), torch.tensor([3, 0, 5, 1, 4, 2])
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    x, positions = torch.randn(2, 6, 8)
     out, permuted = attention(x, x, x), attention(x[order], x[order], x[order])
-    print("equivariant:", torch.allclose(permuted, out[order], atol=1e-6))
-    print("invariant:", torch.allclose(permuted, out, atol=1e-6))
-    x = x + torch.arange(6)[:, None]  # any position vectors
-    print("with positions:", torch.allclose(attention(x, x, x)[order], permuted, atol=1e-6))
+    print("equivariant without positions:", torch.allclose(permuted, out[order], atol=1e-6))
+    print("invariant without positions:", torch.allclose(permuted, out, atol=1e-6))
+    x, moved = x + positions, x[order] + positions
+    print(
+        "equivariant with positions:",
+        torch.allclose(attention(moved, moved, moved), attention(x, x, x)[order], atol=1e-6),
+    )
 
 
 CLAIM = Claim(
@@ -138,8 +142,8 @@ CLAIM = Claim(
     lesson="Without positions, each token sees the other tokens as a set. Its output does not depend on their order, "
     "so the outputs move with their tokens: equivariance. Invariance would mean that the output stays the same; only a "
     "pooled output, such as the mean, does. A causal mask breaks equivariance, because the set that a token sees then "
-    "depends on its place. In one layer only the outputs of the swapped tokens change; the next layers pass the "
-    "change on. This is how decoders without position encodings can learn the order.",
+    "depends on its place. In one layer only the outputs of the swapped tokens change; the next layers pass the change "
+    "on. This is how decoders without position encodings can learn the order.",
     limits="The weights are random. The size of the differences depends on them; whether a difference exists does not.",
     settings={
         "mini": PermutationSettings(width=16, layers=(1, 2), num_tokens=8, swapped=3),
