@@ -21,6 +21,7 @@ ORDER: tuple[str, ...] = (
     "context-bidirectional",
     # training
     "warm-up",
+    "teacher-forcing",
     "padding-and-packing",
     "precision",
     "gradient-accumulation",
