@@ -25,6 +25,7 @@ ORDER: tuple[str, ...] = (
     "padding-and-packing",
     "precision",
     "gradient-accumulation",
+    "label-smoothing",
     # running
     "kv-cache",
     # uses
