@@ -1,6 +1,7 @@
 """Text that every machine has: the sources of Python's standard library, cut to a size."""
 
 import json
+from functools import cache
 from typing import Any
 
 from qkv.data.builtin.stdlib import Stdlib
@@ -19,6 +20,12 @@ BYTE_MODEL: dict[str, Any] = {
 """The recipe keys of a small language model of bytes. A CPU core takes about a hundred of its steps in a second."""
 
 
+@cache
+def standard_library() -> Stdlib:
+    """The standard library's sources. Finding them reads every file, so it is done once."""
+    return Stdlib()
+
+
 def write_corpus(experiment: Experiment, train_bytes: int, valid_bytes: int) -> dict[str, str]:
     """Write training and validation text of given sizes, and return the recipe keys that name them.
 
@@ -27,7 +34,7 @@ def write_corpus(experiment: Experiment, train_bytes: int, valid_bytes: int) -> 
     keys = {}
     for split, size in (("train", train_bytes), ("valid", valid_bytes)):
         documents, left = [], size
-        for example in Stdlib().examples(split):
+        for example in standard_library().examples(split):
             text = example["text"][: min(left, 20_000)]
             documents.append(json.dumps({"text": text}))
             left -= len(text)

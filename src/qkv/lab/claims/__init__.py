@@ -26,6 +26,7 @@ ORDER: tuple[str, ...] = (
     "precision",
     "gradient-accumulation",
     "label-smoothing",
+    "dropout",
     # running
     "kv-cache",
     # uses

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.data.builtin.stdlib import Stdlib
 from qkv.data.stream.pack import group_by_length, pack
 from qkv.lab.claim import Chart, Check, Claim, Quote
+from qkv.lab.corpus import standard_library
 from qkv.lab.experiment import Experiment
 from qkv.lab.table import Point, Table
 from qkv.models import Config, Network, build
@@ -96,7 +96,7 @@ def lay_out(documents: Sequence[Tensor], layout: str) -> tuple[Tensor, Tensor]:
 
 def paragraph_lengths(settings: PaddingAndPackingSettings) -> np.ndarray:
     """The lengths in bytes of paragraphs of the standard library's sources."""
-    files = (example["text"] for example in Stdlib().examples("train"))
+    files = (example["text"] for example in standard_library().examples("train"))
     paragraphs = (paragraph for text in files for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip())
     lengths = [len(paragraph.encode()) for paragraph in islice(paragraphs, settings.num_paragraphs)]
     return np.minimum(lengths, settings.max_paragraph)
