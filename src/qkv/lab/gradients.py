@@ -1,4 +1,4 @@
-"""Gradients as one vector, and the memory that a backward pass needs: both by the loss that qkv trains with."""
+"""The loss that qkv trains with, its gradient as one vector, and the memory that its backward pass needs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,6 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from qkv.data.load.batch import Batch
+from qkv.data.load.loader import Loader
+from qkv.models.runtime.eval_mode import eval_mode
+from qkv.tasks.prepare.prepare import PreparedRun
 from qkv.train.loss.training_module import TrainingModule, count_labels, make_labelled_batch
 
 
@@ -16,6 +19,16 @@ def loss_of_batch(module: TrainingModule, batch: Batch, num_labels: int = 0) -> 
     weight = torch.tensor(1 / (num_labels or count_labels(batch)[0]), dtype=dtype)
     loss: Tensor = module(make_labelled_batch(batch, torch.device("cpu")), weight, weight)
     return loss
+
+
+@torch.no_grad()
+def validation_loss(module: TrainingModule, prepared: PreparedRun) -> float:
+    """The mean loss on the validation data of a run."""
+    assert prepared.valid_data is not None
+    batches = list(Loader(prepared.valid_data, epochs=1))
+    num_labels = sum(batch.num_labels for batch in batches)
+    with eval_mode(module):
+        return sum(loss_of_batch(module, batch, num_labels).item() for batch in batches)
 
 
 def gradient_of(module: nn.Module, loss: Tensor) -> Tensor:

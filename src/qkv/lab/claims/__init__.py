@@ -27,6 +27,7 @@ ORDER: tuple[str, ...] = (
     "gradient-accumulation",
     "label-smoothing",
     "dropout",
+    "batch-size",
     # running
     "kv-cache",
     # uses

@@ -14,9 +14,9 @@ from qkv.data.load.loader import Loader
 from qkv.lab.claim import Chart, Check, Claim, Quote
 from qkv.lab.corpus import BYTE_MODEL, write_corpus
 from qkv.lab.experiment import Experiment
-from qkv.lab.gradients import count_saved_bytes, gradient_of, loss_of_batch
+from qkv.lab.gradients import count_saved_bytes, gradient_of, loss_of_batch, validation_loss
 from qkv.lab.table import Point, Table
-from qkv.tasks.prepare.prepare import PreparedRun, prepare
+from qkv.tasks.prepare.prepare import prepare
 from qkv.train.loss.training_module import TrainingModule
 from qkv.train.optim.optimizers import make_optimizer, set_lr
 from qkv.train.parallel.world import World
@@ -134,15 +134,6 @@ def train_further(
         for parameter in module.parameters():
             parameter.data = parameter.data.to(weight_dtype).float()
     return module
-
-
-@torch.no_grad()
-def validation_loss(module: TrainingModule, prepared: PreparedRun) -> float:
-    """The mean loss on the validation data."""
-    assert prepared.valid_data is not None
-    batches = list(Loader(prepared.valid_data, epochs=1))
-    num_labels = sum(batch.num_labels for batch in batches)
-    return sum(loss_of_batch(module, batch, num_labels).item() for batch in batches)
 
 
 def add_one_by_one(term: float, count: int, dtype: torch.dtype) -> float:
