@@ -9,7 +9,9 @@ from qkv.cli.shared import Json, StdoutConsole, app, check_minimum, fast_imports
 from qkv.errors import UsageError
 
 if TYPE_CHECKING:
-    from qkv.lab import Claim, ClaimResult, Size
+    from rich.table import Table as Grid
+
+    from qkv.lab import Chart, Claim, ClaimResult, Size, Table
 
 Flag = Parameter(negative=())
 SIZE_NAMES = ("mini", "small", "full")
@@ -107,22 +109,14 @@ def run_one(
 
 def print_claim(result: "ClaimResult") -> None:
     """Print a claim: the quotation, the question, the numbers, the checks, the verdict and the limits."""
-    from qkv.lab.book import MAX_COLUMNS, format_cell
-    from qkv.render.formatting import plain_table
-
     claim, table, console = result.claim, result.table, StdoutConsole(highlight=False, markup=False)
     console.print(f"\n{claim.title}", style="bold")
     for quote in claim.quotes:
         console.print(f"  {quote}", style="italic")
     console.print(f"\n{claim.question} {claim.method}\n")
     for chart in claim.charts_of(table):
-        xs = table.xs(chart.measure)
-        xs = xs[:: -(-len(xs) // MAX_COLUMNS)]
         console.print(chart.measure, style="bold")
-        grid = plain_table(chart.x, *(x if isinstance(x, str) else f"{x:,g}" for x in xs))
-        for series in table.series(chart.measure):
-            grid.add_row(series, *(format_cell(table, chart.measure, series, x) for x in xs))
-        console.print(grid)
+        console.print(make_grid(chart, table))
         console.print()
     for check in result.checks():
         console.print(f"  {'✓' if check.holds else '✗'} {check.statement}: {check.found}")
@@ -132,6 +126,25 @@ def print_claim(result: "ClaimResult") -> None:
     )
     console.print(claim.lesson)
     console.print(f"Limits: {claim.limits}\n", style="dim")
+
+
+def make_grid(chart: "Chart", table: "Table") -> "Grid":
+    """The numbers of a chart: a line for each series or, if the positions on the x axis are names, for each name."""
+    from qkv.lab.book import MAX_COLUMNS, format_cell
+    from qkv.render.formatting import plain_table
+
+    xs, names = table.xs(chart.measure), table.series(chart.measure)
+    xs = xs[:: -(-len(xs) // MAX_COLUMNS)]
+    cells = {(name, x): format_cell(table, chart.measure, name, x) for name in names for x in xs}
+    if any(isinstance(x, str) for x in xs):
+        grid = plain_table(chart.x, *names)
+        for x in xs:
+            grid.add_row(str(x), *(cells[name, x] for name in names))
+        return grid
+    grid = plain_table(chart.x, *(f"{x:,g}" for x in xs))
+    for name in names:
+        grid.add_row(name, *(cells[name, x] for x in xs))
+    return grid
 
 
 def list_claims(json: bool) -> None:

@@ -2,10 +2,12 @@
 
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from qkv.data.builtin.stdlib import Stdlib
 from qkv.lab.experiment import Experiment
+from qkv.text import Tokenizer
 
 BYTE_MODEL: dict[str, Any] = {
     "objective.kind": "causal_lm",
@@ -42,3 +44,12 @@ def write_corpus(experiment: Experiment, train_bytes: int, valid_bytes: int) -> 
                 break
         keys[f"data.{split}"] = experiment.write_lines(f"{split}-{size}.jsonl", documents)
     return keys
+
+
+def read_passages(path: str, tokenizer: Tokenizer, num_passages: int, length: int) -> list[list[int]]:
+    """Token ids of passages of a file that `write_corpus` wrote, all of one length, spread over the file."""
+    passages: list[list[int]] = []
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        ids = tokenizer.encode(json.loads(line)["text"], add_special_tokens=False)
+        passages += [ids[i : i + length] for i in range(0, len(ids) - length + 1, length)]
+    return passages[:: max(len(passages) // num_passages, 1)][:num_passages]

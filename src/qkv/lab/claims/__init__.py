@@ -30,7 +30,13 @@ ORDER: tuple[str, ...] = (
     "batch-size",
     # running
     "kv-cache",
+    "beam-search",
+    "sampling",
+    "speculative",
+    "quantisation",
     # uses
+    "tokenizers",
+    "word-vectors",
     "pretraining",
     # understanding
     "orthogonal",

@@ -72,8 +72,9 @@ def make_line(rng: Random, task: str, settings: TeacherForcingSettings) -> Line:
         digits = [d for d in range(BASE) if task != HALF or (last * last + 3 * d + last * d) % 4 < 2]
         digit = rng.choice(digits)
         last = (3 * digit if task == LOOKUP else last + digit) % BASE
-        for values, value in zip(line, (digit, rng.random() >= settings.illegible_fraction, last), strict=True):
-            values.append(value)  # type: ignore[arg-type]
+        line.digits.append(digit)
+        line.legible.append(rng.random() >= settings.illegible_fraction)
+        line.targets.append(last)
     return line
 
 
