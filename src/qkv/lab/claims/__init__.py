@@ -17,6 +17,8 @@ ORDER: tuple[str, ...] = (
     "norm-placement",
     "layer-norm-formula",
     "positions",
+    "expansion",
+    "tied-embeddings",
     # families
     "context-bidirectional",
     # training
