@@ -20,6 +20,10 @@ ORDER: tuple[str, ...] = (
     "expansion",
     "tied-embeddings",
     # families
+    "vanishing-gradients",
+    "recall",
+    "bottleneck",
+    "recurrent-language-model",
     "context-bidirectional",
     # training
     "warm-up",
@@ -45,4 +49,6 @@ ORDER: tuple[str, ...] = (
     "superposition",
     "induction-heads",
     "grokking",
+    "layers-probes",
+    "neurons-and-gates",
 )

@@ -41,7 +41,7 @@ class ExpansionSettings:
 
     def width_of_equal_size(self, expansion: int) -> int:
         """The width whose blocks have the parameters of expansion 4: 4w² for attention, 2·expansion·w² for the MLP."""
-        width = self.width * (12 / (4 + 2 * expansion)) ** 0.5
+        width: float = self.width * (12 / (4 + 2 * expansion)) ** 0.5
         return 2 * self.heads * round(width / (2 * self.heads))  # rotary positions need heads of an even dimension
 
 
