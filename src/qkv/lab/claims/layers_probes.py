@@ -137,7 +137,7 @@ def word_vectors(network: Network, tokenizer: Tokenizer, sentences: Sequence[Lab
 
 
 def expect(table: Table) -> list[Check]:
-    """Parts of speech are found early, relations later; an untrained encoder adds little. Real sentences count first."""
+    """Parts of speech are found early, relations later; an untrained encoder adds little. Real text counts first."""
     checks = []
     for name in (one for one in (TREEBANK, GENERATED) if one in table.measures()):
         where = name.removeprefix("accuracy of probes, ")
