@@ -79,7 +79,7 @@ def split_lexicon() -> tuple[Lexicon, Lexicon]:
 def make_sentences(count: int, seed: int, lexicon: Lexicon | None = None) -> list[list[GrammarWord]]:
     """Random sentences."""
     generator = random.Random(seed)
-    return [list(_Draft(generator, lexicon or Lexicon()).write()) for _ in range(count)]
+    return [list(_SentenceWriter(generator, lexicon or Lexicon()).write()) for _ in range(count)]
 
 
 def join_words(words: Sequence[GrammarWord]) -> str:
@@ -117,7 +117,7 @@ def find_subject(words: Sequence[GrammarWord], verb: int) -> int:
 
 
 @dataclass
-class _Draft:
+class _SentenceWriter:
     """A sentence that is being written."""
 
     generator: random.Random
