@@ -134,8 +134,8 @@ CLAIM = Claim(
     "so does the gradient that should teach the model to keep it. The gates of an LSTM or a GRU can hold a "
     "value unchanged while they stay closed, so one value is no problem for them. A sliding window limits a "
     "layer to its width; each further layer reaches one window further.",
-    limits="The other words are all the same and only one value has to be kept. Copying shows what happens when the "
-    "state has to keep more. Attention has to have been trained on the distance as well: see positions.",
+    limits="The other words are all the same, and only one value has to be kept; a state of fixed size can be too "
+    "small for more. Attention has to have been trained on the distance as well: see positions.",
     settings={
         "mini": RecallSettings(("RNN", "attention"), 16, 4, 8, train_lines=50, test_lines=8, steps=4),
         "small": RecallSettings(),
