@@ -8,7 +8,7 @@ from decode_models import tiny as transformer
 from qkv.blocks import HeadConfig, StackConfig
 from qkv.decode import Engine, GenerationOptions, generate, quantize, score
 from qkv.decode import runner as run
-from qkv.decode.backend import REFERENCE, choose_backend
+from qkv.decode.backend import BACKENDS, REFERENCE, choose_backend
 from qkv.decode.options import length_divisor
 from qkv.errors import QkvError, UsageError
 from qkv.models import Config, Network, Seq2Seq, build
@@ -31,6 +31,13 @@ def tiny(family: str, kind: str = "lstm", vocab: int = 12, **choices: str) -> Ne
             if name.startswith(("encoder", "decoder")):
                 parameter.mul_(3.0)
     return network
+
+
+@pytest.mark.parametrize("family", ["decoder", "seq2seq"])
+def test_no_fast_path_supports_recurrence(family: str) -> None:
+    """The fast paths of a GPU are asked here as well, without a GPU."""
+    network = tiny(family)
+    assert [one for one in BACKENDS if one.supports_network(network)] == [REFERENCE]  # type: ignore[arg-type]
 
 
 def slow_greedy(network: Network, prompt: list[int], num_tokens: int) -> list[int]:

@@ -52,8 +52,9 @@ class GatheredRotary(Rotary):
 
 def is_supported(network: Decoder | Seq2Seq) -> bool:
     """Return whether `StaticRunner` implements this network and its attention kernel. Training mode must be off."""
-    is_plain = not network.training and network.decoder.kernel in ("auto", "sdpa")
-    return is_plain and supports(EVERY_CHOICE, network.decoder.config)
+    if network.training or not supports(EVERY_CHOICE, network.decoder.config):
+        return False
+    return network.decoder.kernel in ("auto", "sdpa")  # only a stack of attention blocks has kernels
 
 
 class StaticRunner:
