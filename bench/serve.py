@@ -2,19 +2,22 @@
 
     python bench/serve.py --out serve.json            GPT-2 124M with random weights; a GPU if there is one
     python bench/serve.py --tiny --clients 1 4        a tiny model anywhere, to check that it runs
+    CUDA_VISIBLE_DEVICES= taskset -c 0,1 python bench/serve.py --client-cores 2 3
+                                                      on two cores of a larger machine, with the clients on two others
 
 Each client sends one request after the other and reads its stream. "tokens/s" is the rate of all clients together;
 "first" is the time to the first token and "between" the time between two chunks of text, in milliseconds. "of engine"
 compares with the engine in a process without HTTP, which runs one request per client at any time. All servers get the
 same requests: greedy, of one length, with prompts that have no common prefix. The clients are in a process of their
-own. `transformers serve` needs transformers[serving]; where it cannot run, its rows say why.
+own. `transformers serve` needs transformers[serving]; where it cannot run, its rows say why. Without
+`--continuous-batching` it runs one request after the other, so one request warms it up. After `--max-seconds` no client
+starts a new request, so that a slow server has fewer requests per client; those that run are finished and counted.
 """
 
 import argparse
 import asyncio
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,6 +25,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count, product
 from pathlib import Path
 from string import ascii_lowercase
@@ -34,7 +38,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import qkv
 from decode import CONSOLE, Row, show
-from decode_peers import DEVICE, HALF
+from decode_peers import DEVICE, HALF, free
 from qkv.decode import Engine, GenerationOptions, Request
 from qkv.models.tables import presets
 
@@ -42,7 +46,25 @@ VOCAB = 50_257
 PROMPT_CHARS = 96
 PORTS = count(18_400)
 NUMBERS = count(1)
-START_SECONDS = 300
+START_SECONDS = 120
+ANSWER_SECONDS = 240
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": {"n_embd": 64, "n_layer": 2, "n_head": 2},
+    "small": {"n_embd": 512, "n_layer": 8, "n_head": 8},
+    "gpt2": {},
+}
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server's name in the table, its command, and where and as what it serves the model."""
+
+    name: str
+    command: list[str]
+    port: int
+    health: str
+    model: str
+    batches: bool = True
 
 
 @dataclass
@@ -82,9 +104,8 @@ def make_tokenizer() -> qkv.Tokenizer:
     return qkv.Tokenizer(backend, {"eos_token": "<|endoftext|>", "model_max_length": 1024})
 
 
-def write_model(folder: Path, tiny: bool) -> None:
+def write_model(folder: Path, size: dict[str, int]) -> None:
     """GPT-2 with random weights, as a folder of qkv and as one of transformers. No token ends a text."""
-    size = {"n_embd": 64, "n_layer": 2, "n_head": 2} if tiny else {}
     config = replace(presets.find_preset("gpt2", vocab_size=VOCAB, **size), eos_token_ids=())
     model = qkv.new(config, tokenizer=make_tokenizer(), dtype=HALF)
     model.save(folder / "qkv")
@@ -113,26 +134,44 @@ async def ask(port: int, model: str, max_tokens: int, times: Times) -> None:
         raise RuntimeError(f"{status!r} {(await reader.read(2000))!r}")
     last, is_first = began, True
     async for line in reader:
+        if line.startswith(b'data: {"error"'):
+            raise RuntimeError(line.decode())
         if line.startswith(b"data: {") and b'"text":""' not in line and b'"text": ""' not in line:
             now = time.perf_counter()
             (times.first if is_first else times.between).append(now - last)
             last, is_first = now, False
-    times.tokens += max_tokens
     writer.close()
+    if is_first:
+        raise RuntimeError("the stream has no text")
+    times.tokens += max_tokens
 
 
-async def load_server(port: int, model: str, clients: int, requests: int, max_tokens: int) -> Times:
-    """Let clients send `requests` requests each, after one that warms up."""
-    await asyncio.gather(*(ask(port, model, max_tokens, Times()) for _ in range(clients)))
-    times, began = Times(), time.perf_counter()
+async def load_server(server: Server, clients: int, arguments: argparse.Namespace) -> Times:
+    """Let clients send their requests, after those that warm up."""
+    ask_server = partial(ask, server.port, server.model, arguments.tokens)
+    async with asyncio.timeout(ANSWER_SECONDS):
+        await asyncio.gather(*(ask_server(Times()) for _ in range(clients if server.batches else 1)))
+        times, began = Times(), time.perf_counter()
 
-    async def run_client() -> None:
-        for _ in range(requests):
-            await ask(port, model, max_tokens, times)
+        async def run_client() -> None:
+            for number in range(arguments.requests):
+                if number == 0 or time.perf_counter() - began < arguments.max_seconds:
+                    await ask_server(times)
 
-    await asyncio.gather(*(run_client() for _ in range(clients)))
+        await asyncio.gather(*(run_client() for _ in range(clients)))
     times.seconds = time.perf_counter() - began
     return times
+
+
+@contextmanager
+def use_cores(cores: list[int]) -> Iterator[None]:
+    """Run this thread on other cores, if any are named."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores or before)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 class EngineClients:
@@ -178,15 +217,16 @@ def load_engine(folder: Path, clients: int, requests: int, max_tokens: int) -> T
 
 
 @contextmanager
-def run_server(command: list[str], port: int, health: str) -> Iterator[None]:
+def run_server(server: Server) -> Iterator[None]:
     """A server in a process, from when it answers."""
     with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        process = subprocess.Popen(server.command, stdout=output, stderr=output, env=environment)
         try:
             deadline = time.monotonic() + START_SECONDS
             while True:
                 with suppress(OSError):
-                    if urlopen(f"http://127.0.0.1:{port}{health}", timeout=5).status == 200:
+                    if urlopen(f"http://127.0.0.1:{server.port}{server.health}", timeout=5).status == 200:
                         break
                 if process.poll() is not None or time.monotonic() > deadline:
                     output.seek(0)
@@ -195,41 +235,54 @@ def run_server(command: list[str], port: int, health: str) -> Iterator[None]:
             yield
         finally:
             process.terminate()
-            process.wait(timeout=60)
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
-def servers(folder: Path, is_peer_run: bool) -> Iterator[tuple[str, list[str], int, str, str]]:
-    """The name, the command, the port, the path of health and the name of the model of each server."""
+def list_servers(folder: Path, is_peer_run: bool) -> Iterator[Server]:
+    """All servers that are compared."""
     port = next(PORTS)
     serve = [sys.executable, "-m", "qkv", "serve", f"gpt2={folder / 'qkv'}", "--device", DEVICE]
     log = ["--log-file", str(folder / "log.jsonl")]
-    yield "qkv serve", [*serve, "--port", str(port), *log], port, "/readyz", "gpt2"
-    program = shutil.which("transformers") or str(Path(sys.executable).with_name("transformers"))
-    for name, more in (("transformers serve", []), ("transformers serve, batching", ["--continuous-batching"])):
-        if is_peer_run:
+    yield Server("qkv serve", [*serve, "--port", str(port), *log], port, "/readyz", "gpt2")
+    if is_peer_run:
+        peer = [sys.executable, "-c", "from transformers.cli.transformers import main; main()", "serve"]
+        model = str(folder / "hf")
+        for name, more in (("transformers serve", []), ("transformers serve, batching", ["--continuous-batching"])):
             port = next(PORTS)
-            model = str(folder / "hf")
-            command = [program, "serve", model, "--port", str(port), "--host", "127.0.0.1", "--device", DEVICE, *more]
-            yield name, command, port, "/health", model
+            command = [*peer, model, "--port", str(port), "--host", "127.0.0.1", "--device", DEVICE, *more]
+            yield Server(name, command, port, "/health", model, batches=bool(more))
 
 
 def measure(folder: Path, arguments: argparse.Namespace) -> list[Row]:
-    """All rows."""
+    """All rows. Each is printed when it is known, because the last servers may be slow."""
     rows: list[Row] = []
-    work = (arguments.requests, arguments.tokens)
     rates: dict[int, float] = {}
+
+    def add(row: Row) -> None:
+        rows.append(row)
+        CONSOLE.print(json.dumps(row), soft_wrap=True)
+        if arguments.out:
+            arguments.out.write_text(json.dumps(rows, indent=1))
+
     for clients in arguments.clients:
-        row = load_engine(folder, clients, *work).to_row("engine without HTTP", clients)
+        row = load_engine(folder, clients, arguments.requests, arguments.tokens).to_row("engine without HTTP", clients)
         rates[clients] = row["tokens/s"]
-        rows.append({**row, "of engine": 1.0})
-    for name, command, port, health, model in servers(folder, not arguments.alone):
+        add({**row, "of engine": 1.0})
+    free()
+    for server in list_servers(folder, not arguments.alone):
         try:
-            with run_server(command, port, health):
+            with run_server(server):
                 for clients in arguments.clients:
-                    row = asyncio.run(load_server(port, model, clients, *work)).to_row(name, clients)
-                    rows.append({**row, "of engine": row["tokens/s"] / rates[clients]})
+                    with use_cores(arguments.client_cores):
+                        times = asyncio.run(load_server(server, clients, arguments))
+                    row = times.to_row(server.name, clients)
+                    add({**row, "of engine": row["tokens/s"] / rates[clients]})
         except (RuntimeError, OSError, ValueError) as error:
-            rows.append({"server": name, "clients": f"did not run: {' '.join(str(error).split())[-200:]}"})
+            add({"server": server.name, "clients": f"did not run: {' '.join(repr(error).split())[-200:]}"})
     return rows
 
 
@@ -237,21 +290,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="a tiny model and few tokens, to check that it runs")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--size", choices=SIZES, default="gpt2", help="of the model: 124M, 51M or tiny")
     parser.add_argument("--requests", type=int, default=0, help="of each client (default: 3; with --tiny 2)")
     parser.add_argument("--tokens", type=int, default=0, help="of each answer (default: 64 on a CPU, 224 on a GPU)")
+    parser.add_argument("--max-seconds", type=float, default=60, help="no client starts a request later")
+    parser.add_argument("--client-cores", type=int, nargs="+", default=[], help="cores for the clients alone")
     parser.add_argument("--alone", action="store_true", help="without transformers serve")
     parser.add_argument("--out", type=Path, help="a JSON file for the rows")
     arguments = parser.parse_args()
+    arguments.size = "tiny" if arguments.tiny else arguments.size
     arguments.requests = arguments.requests or (2 if arguments.tiny else 3)
     arguments.tokens = arguments.tokens or (12 if arguments.tiny else 224 if DEVICE == "cuda" else 64)
     name = torch.cuda.get_device_name() if DEVICE == "cuda" else f"a CPU with {torch.get_num_threads()} threads"
-    CONSOLE.print(f"torch {torch.__version__} on {name}; {arguments.requests} requests of {arguments.tokens} tokens")
+    work = f"{arguments.requests} requests of {arguments.tokens} tokens from each client"
+    CONSOLE.print(f"torch {torch.__version__} on {name}; {arguments.size}; {work}")
     with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder), arguments.tiny)
+        write_model(Path(folder), SIZES[arguments.size])
         rows = measure(Path(folder), arguments)
     show("serving", rows)
-    if arguments.out:
-        arguments.out.write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":
