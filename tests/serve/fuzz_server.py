@@ -1,6 +1,6 @@
 """Random requests to all paths of a server, valid and invalid ones, made by schemathesis from the OpenAPI document.
 
-    python tests/serve/fuzz_server.py --requests 20000
+    PYTHONPATH=tests/tasks python tests/serve/fuzz_server.py --requests 20000
 
 Every response must have a documented status, type and form, within a time limit, and a valid request no 5xx. Afterwards
 the server must still answer, and all pages must be free.

@@ -1,5 +1,6 @@
 """Many clients at once: whole answers, streams, slow readers, and clients that go away in the middle.
 
+    export PYTHONPATH=tests/tasks
     python tests/serve/many_clients.py --clients 64 --requests 40       every answer is that of `m.generate`
     python tests/serve/many_clients.py --clients 16 --seconds 600       a soak: memory stays flat, all pages come back
 

@@ -87,3 +87,8 @@ def test_models_have_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         find_default(folder / "nothing")
     monkeypatch.setattr(server, "box_folders", lambda: {"en-fr": folder})
     assert find_default(folder / "runs") == "en-fr"
+
+
+def test_idle_connections_stay_open_longer_than_clients_reuse_them() -> None:
+    settings = server.ServeSettings()
+    assert server.make_config(server.make_app({}, settings), settings, "127.0.0.1", 0).timeout_keep_alive > 60

@@ -25,6 +25,9 @@ from qkv.train.run.folder import RunFolder
 
 SWITCH_SECONDS = 0.001
 """How long the thread of an engine may wait for the event loop to release Python's lock; by default, it is 5 ms."""
+KEEP_ALIVE_SECONDS = 75
+"""How long an idle connection stays open: longer than clients and proxies reuse one (httpx 5 s, many proxies 60 s).
+A client that reuses a connection in the moment in which the server closes it gets a reset instead of an answer."""
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
@@ -83,17 +86,7 @@ def run_server(
     app.state.studio = studio or app.state.studio
     for name in sources:
         app.state.server.pool.load(name)
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        limit_concurrency=settings.max_connections,
-        timeout_graceful_shutdown=int(settings.drain_seconds),
-    )
+    config = make_config(app, settings, host, port)
     server = DrainingServer(config, app, announce)
     logger = logging.getLogger("qkv")
     logger.addHandler(PrivateHandler(app.state.server.log, settings.log_texts))
@@ -103,6 +96,22 @@ def run_server(
         server.run()
     except SystemExit as stop:  # uvicorn's way to say that the port is in use
         raise QkvError(f"--port {port}: cannot listen on {host} (is another server running?); use --port") from stop
+
+
+def make_config(app: Starlette, settings: ServeSettings, host: str, port: int) -> uvicorn.Config:
+    """How uvicorn runs an application."""
+    return uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=settings.max_connections,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=int(settings.drain_seconds),
+    )
 
 
 def is_local(host: str) -> bool:
