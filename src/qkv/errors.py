@@ -29,6 +29,10 @@ class UsageError(QkvError):
     exit_code = 2
 
 
+class ContextLengthError(UsageError):
+    """A text has more tokens than the model's context. Programs may shorten it and try again."""
+
+
 def shorten(text: str, max_characters: int = 100) -> str:
     """Leave out the middle of a long text, such as a value in an error message.
 

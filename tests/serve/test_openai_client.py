@@ -160,6 +160,17 @@ def test_errors_are_those_of_the_client(client: openai.OpenAI) -> None:
         client.completions.create(model="text", prompt=["a"] * 60, n=3)
 
 
+def test_a_text_that_does_not_fit_has_the_code_of_openai(client: openai.OpenAI) -> None:
+    long, messages = "a" * 3000, [{"role": "user", "content": "a" * 200}] * 2
+    with pytest.raises(openai.BadRequestError) as of_prompt:
+        client.completions.create(model="text", prompt=long)
+    with pytest.raises(openai.BadRequestError) as of_last_message:
+        client.chat.completions.create(model="chat", messages=[{"role": "user", "content": long}])
+    with pytest.raises(openai.BadRequestError) as of_messages:
+        client.chat.completions.create(model="chat", messages=messages)  # type: ignore[arg-type]
+    assert {error.value.code for error in (of_prompt, of_last_message, of_messages)} == {"context_length_exceeded"}
+
+
 def test_asynchronous_clients_run_together(running: Any) -> None:
     model = running.models["text"]
     prompts = ["the fox " + "a" * i for i in range(12)]

@@ -19,7 +19,7 @@ from qkv.decode.cpu import encoder as cpu_encoder
 from qkv.decode.cpu.step import CpuStep
 from qkv.decode.options import GenerationOptions
 from qkv.decode.selection import TokenSelector
-from qkv.errors import QkvError, UsageError
+from qkv.errors import ContextLengthError, QkvError, UsageError
 from qkv.models import Decoder, Seq2Seq
 from qkv.models.runtime.padding import pad_sequences
 
@@ -256,13 +256,13 @@ def check_max_length(
                 raise UsageError(f"{name} {index} is empty: give it at least one token")
             if stack.has_max_positions and len(sequence) + new_tokens > stack.max_positions:
                 wanted = f"{len(sequence)} tokens" + (f" and up to {new_tokens} new ones" if new_tokens else "")
-                raise UsageError(
+                raise ContextLengthError(
                     f"{name} {index} has {wanted}, but this model has {stack.max_positions} positions; "
                     f"shorten it{' or lower max_tokens' if new_tokens else ''}"
                 )
             limit = max(ALWAYS_ALLOWED_LENGTH, MAX_EXTRAPOLATION * stack.max_positions)
             if len(sequence) > limit and not stack.is_recurrent:
-                raise UsageError(
+                raise ContextLengthError(
                     f"{name} {index} has {len(sequence):,} tokens; this model was made for {stack.max_positions:,} and "
                     f"reads at most {limit:,}, because the time grows with the square of the length; shorten it"
                 )

@@ -6,7 +6,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from qkv.decode import NonFiniteLogits
-from qkv.errors import QkvError, shorten
+from qkv.errors import ContextLengthError, QkvError, shorten
 from qkv.train.out_of_memory import is_out_of_memory
 
 STATUSES: dict[int, tuple[str, str]] = {
@@ -24,6 +24,8 @@ STATUSES: dict[int, tuple[str, str]] = {
     504: ("timeout_error", "The request took longer than the server allows."),
 }
 """For each status: the type of the error, and a description for the OpenAPI document."""
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+"""The code of OpenAI's API, by which clients find out that they have to shorten a text."""
 
 
 class ApiError(Exception):
@@ -54,7 +56,8 @@ def to_api_error(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QkvError) and not isinstance(error, NonFiniteLogits):
-        return ApiError(400, shorten(str(error), 1000))
+        is_too_long = isinstance(error, ContextLengthError)
+        return ApiError(400, shorten(str(error), 1000), code=CONTEXT_LENGTH_EXCEEDED if is_too_long else None)
     if is_out_of_memory(error):
         return ApiError(503, "the server ran out of memory; send fewer or shorter texts, or try later", retry_after=5)
     return ApiError(500, "the server failed to process this request; its log has the reason under the request id")

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from qkv.decode import GenerationResult, TokenLogprob
-from qkv.serve.http.api_error import ApiError
+from qkv.serve.http.api_error import CONTEXT_LENGTH_EXCEEDED, ApiError
 from qkv.serve.http.endpoint import Call, Endpoint
 from qkv.serve.routes.chat_types import (
     ChatAnswer,
@@ -95,7 +95,7 @@ def encode_chat(
             f"the messages have too many tokens for the model's context of {context:,}; without the first "
             f"{num_dropped} of them, they would fit",
             param="messages",
-            code="context_length_exceeded",
+            code=CONTEXT_LENGTH_EXCEEDED,
         )
     return chat, ids
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from qkv.decode import generate
-from qkv.errors import UsageError
+from qkv.errors import ContextLengthError, UsageError
 from qkv.models import Network
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.tasks.results import ChatReply
@@ -94,7 +94,7 @@ class Chat:
             else:
                 low = middle + 1
         if fitting[1] < 0:
-            raise UsageError(
+            raise ContextLengthError(
                 f"the last message and the system prompt have {len(ids):,} tokens, but the model's context has "
                 f"{self.model.config.stack.max_positions:,}, of which {reply_tokens} are for the reply; shorten them"
             )
