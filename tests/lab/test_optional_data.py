@@ -39,7 +39,7 @@ def test_word_vectors_of_a_file(tmp_path: Path) -> None:
 
 
 def test_word_vectors_need_tables_of_examples(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="a folder with train.tsv, test.tsv and vectors.txt"):
+    with pytest.raises(UsageError, match=r"a folder with train\.tsv, test\.tsv and vectors\.txt"):
         read_examples(tmp_path / "train.tsv")
     (tmp_path / "train.tsv").write_text("good film\tyes\n")
     with pytest.raises(UsageError, match="first line must be text, a tab, and label"):
