@@ -293,6 +293,44 @@ def test_a_beam_search_grows(browser: Any, studio: Any) -> None:
     assert "with 2 beams" in opened.page.locator("#panel").inner_text()
 
 
+def test_tokens_and_scores_of_a_beam_search_do_not_overlap(browser: Any, studio: Any) -> None:
+    opened = Studio(browser, studio.address, "search", "decoder", maxTokens=2)
+    one = {"text": " endormie", "score": -1234.56, "parent": None, "kept": True, "ended": False}
+    gaps = opened.page.evaluate(
+        """async (one) => {
+          const {searchView} = await import("/studio/page/view_search.js");
+          document.querySelector("#panel").replaceChildren(
+            searchView({search: {beam: 1, steps: [[one]], hypotheses: [], stop_reason: "", best: null}}));
+          const [token, score] = [".node .token", ".node .score"].map((part) => document.querySelector(part).getBBox());
+          return score.x - (token.x + token.width);
+        }""",
+        one,
+    )
+    assert gaps > 2
+
+
+def test_a_long_hypothesis_does_not_hide_its_score(browser: Any, studio: Any) -> None:
+    opened = Studio(browser, studio.address, "search", "decoder", maxTokens=2, viewport={"width": 1280, "height": 900})
+    right = opened.page.evaluate(
+        """async () => {
+          const {searchView} = await import("/studio/page/view_search.js");
+          const one = {text: "word ".repeat(80), logprob: -1, length: 80, score: -1};
+          document.querySelector("#panel").replaceChildren(
+            searchView({search: {beam: 1, steps: [[]], hypotheses: [one], stop_reason: "", best: null}}));
+          return document.querySelector("#panel .numbers td:last-child").getBoundingClientRect().right;
+        }"""
+    )
+    assert right <= 1280
+
+
+def test_the_axes_of_curves_have_round_numbers(browser: Any, studio: Any) -> None:
+    opened = Studio(browser, studio.address, "runs", "decoder")
+    opened.page.wait_for_selector(".curves polyline")
+    _, *ticks = opened.page.locator(".curves").first.locator(".tick").all_text_contents()
+    assert len(ticks) > 6
+    assert all(tick.isdigit() for tick in ticks), ticks
+
+
 def test_a_source_is_changed_word_by_word(browser: Any, studio: Any) -> None:
     model = studio.models["seq2seq"]
     opened = Studio(browser, studio.address, "words", "seq2seq")

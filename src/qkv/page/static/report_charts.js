@@ -1,6 +1,7 @@
 // Charts of a report, as SVG: scores with intervals, loss curves, and the learning curve.
 
 import {html, svg} from "./dom.js";
+import {roundTicks} from "./ticks.js";
 
 const WIDTH = 640;
 const LEFT = 56;
@@ -118,16 +119,6 @@ function drawChart(label, lines, {y: formatY, log = false, dots = [], band = nul
     ),
     dots.map(([x, y]) => svg("circle", {class: "dot", cx: px(x), cy: py(y), r: 4})),
   );
-}
-
-/** Round numbers inside a range, about five. */
-function roundTicks(low, high) {
-  const raw = (high - low) / 4 || 1;
-  const size = 10 ** Math.floor(Math.log10(raw));
-  const step = size * [1, 2, 5, 10].find((digit) => size * digit >= raw * 0.8);
-  const first = Math.ceil(low / step - 1e-9);
-  const count = Math.floor(high / step + 1e-9) - first + 1;
-  return Array.from({length: Math.max(0, count)}, (_, i) => (first + i) * step);
 }
 
 /** The range of an axis with some room at both ends. */

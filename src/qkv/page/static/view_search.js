@@ -4,8 +4,8 @@ import {count, disclosure, html, number, scrollBox, shorten, svg, table, visible
 import {saveButton} from "./save.js";
 
 const [LEFT, TOP] = [70, 30]; // pixels, as all of these
-const [COLUMN, ROW] = [128, 30]; // from one box to the next
-const [WIDTH, HEIGHT] = [104, 22]; // of a box
+const [COLUMN, ROW] = [144, 30]; // from one box to the next
+const [WIDTH, HEIGHT] = [120, 22]; // of a box: six letters and a number such as −1,234.56
 const LEGEND = "Solid: kept. Dashed: pruned. A box with a double border: finished. Bold line: the best hypothesis.";
 
 export function searchView(data) {
@@ -34,7 +34,8 @@ export function searchView(data) {
 function hypothesesTable(search) {
   const headings = ["text", "log-probability", "tokens", "normalized score"];
   const rows = search.hypotheses.map((one) => {
-    return [visibleToken(one.text), number(one.logprob, 4), String(one.length), number(one.score, 4)];
+    const text = html("span", {class: "wrap"}, visibleToken(one.text));
+    return [text, number(one.logprob, 4), String(one.length), number(one.score, 4)];
   });
   return scrollBox("Finished hypotheses", table("Finished hypotheses, best first", headings, rows));
 }

@@ -1,6 +1,7 @@
 // Learning curves as an SVG: a line for each run, told apart by its dashes, its colour and the name at its end.
 
 import {number, shorten, svg} from "./page/dom.js";
+import {roundTicks} from "./page/ticks.js";
 
 const [MAX_WIDTH, MIN_WIDTH, HEIGHT] = [900, 280, 270]; // pixels, as all of these
 const NARROW = 560; // a narrower picture has no room for names beside it
@@ -86,16 +87,18 @@ function range(numbers, lowest = Infinity) {
 function axis(values, steps, x, y, label) {
   const parts = [svg("text", {x: LEFT, y: 12, class: "tick"}, label)];
   const end = x(steps[1]);
-  for (let i = 0; i <= 4; i++) {
-    const value = values[0] + ((values[1] - values[0]) * i) / 4;
-    const step = steps[0] + ((steps[1] - steps[0]) * i) / 4;
+  const ticks = roundTicks(...values);
+  const digits = Math.max(0, Math.min(6, -Math.floor(Math.log10(ticks.length > 1 ? ticks[1] - ticks[0] : 0.01) + 1e-9)));
+  for (const value of ticks) {
     const beside = {x: LEFT - 6, y: y(value), "text-anchor": "end", "dominant-baseline": "central", class: "tick"};
-    const below = {x: x(step), y: HEIGHT - BOTTOM + 18, "text-anchor": i === 4 ? "end" : "middle", class: "tick"};
     parts.push(
       svg("line", {x1: LEFT, x2: end, y1: y(value), y2: y(value), class: "grid"}),
-      svg("text", beside, number(value, value < 10 ? 2 : 0)),
-      svg("text", below, Math.round(step).toLocaleString("en")),
+      svg("text", beside, number(value, digits)),
     );
+  }
+  for (const step of roundTicks(...steps).filter(Number.isInteger)) {
+    const below = {x: x(step), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle", class: "tick"};
+    parts.push(svg("text", below, step.toLocaleString("en")));
   }
   return parts;
 }
