@@ -10,7 +10,7 @@ from fault_runs import Crash, CrashAfter, changed, difference, go_on, newest, no
 from qkv.errors import UsageError
 from qkv.tasks import train as training
 from qkv.tasks.describe import describe
-from qkv.tasks.prepare.memory import USABLE_FRACTION, choose_micro_batch, estimate_memory
+from qkv.tasks.prepare.memory import USABLE_FRACTION, choose_micro_batch, estimate_memory, min_weight_bytes
 from qkv.tasks.prepare.prepare import PreparedRun, prepare
 
 
@@ -67,6 +67,22 @@ def test_weights_that_do_not_fit_are_refused_before_the_data_is_tokenised(tmp_pa
     recipe = tiny(tmp_path)
     with pytest.raises(UsageError, match=r"GB of memory for weights, gradients and optimizer"):
         prepare(recipe, lambda stage, done, total: pytest.fail(stage) if "tokenising" in stage else None, free_memory=9)
+
+
+def test_a_model_of_thousands_of_layers_is_refused_without_building_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qkv.tasks.prepare.memory.build", lambda *_, **__: pytest.fail("the network is built"))
+    recipe = tiny(tmp_path, model={"overrides": {"width": 65_536, "layers": 4096}})
+    with pytest.raises(UsageError, match=r"needs more than [\d,.]+ GB of memory for weights, .* 24\.0 GB are free"):
+        prepare(recipe, free_memory=24 * 10**9)
+
+
+@pytest.mark.parametrize("family", ["", "rnn", "gru", "lstm"])
+def test_the_lower_bound_of_the_weights_is_one(tmp_path: Path, family: str) -> None:
+    prepared = prepare(tiny(tmp_path, model={"family": family, "overrides": {"width": 64, "layers": 3}}))
+    weights = estimate_memory(prepared.recipe, prepared.config, (1,)).weights
+    assert 0.1 * weights < min_weight_bytes(prepared.config) <= weights
 
 
 def test_the_choice_is_kept_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,13 +111,32 @@ def estimate_memory(
 
 def check_fixed_memory(recipe: Recipe, config: Config, free: int | None) -> None:
     """Raise an error if weights, gradients and the optimizer's state alone do not fit into `free` bytes."""
-    needed = estimate_memory(recipe, config, (1,)).fixed
-    if free is not None and needed > USABLE_FRACTION * free:
+    if free is None:
+        return
+    usable = USABLE_FRACTION * free
+    needed, bound = min_weight_bytes(config), "more than"  # the exact estimate takes seconds for thousands of layers
+    if needed <= usable:
+        needed, bound = estimate_memory(recipe, config, (1,)).fixed, "about"
+    if needed > usable:
         raise UsageError(
-            f"this model needs about {needed / 1e9:,.1f} GB of memory for weights, gradients and optimizer, and only "
+            f"this model needs {bound} {needed / 1e9:,.1f} GB of memory for weights, gradients and optimizer, and only "
             f"{free / 1e9:,.1f} GB are free. Train a smaller one (model.width, model.layers), adapt a trained one with "
             "model.lora_rank = 8, or use a machine with more memory"
         )
+
+
+def min_weight_bytes(config: Config) -> int:
+    """A lower bound of the bytes of the weights, without building the network.
+
+    A block has at least the matrices of the query and the attention output, and two of the feed-forward; a recurrent
+    layer has at least one matrix.
+    """
+    total = 0
+    for stack in (config.encoder, config.decoder):
+        if stack is not None:
+            block = 2 * stack.width * (stack.heads * stack.head_dim + stack.ffn_width)
+            total += (stack.num_layer_groups or stack.layers) * (stack.width**2 if stack.is_recurrent else block)
+    return 4 * total
 
 
 def choose_micro_batch(
