@@ -17,12 +17,13 @@ from qkv.store.huggingface import find_hf_target
 from qkv.store.sentence_transformers import find_transformer_target
 from qkv.tasks.prepare.prepare import prepare
 from qkv.tasks.prepare.sources import open_sources
-from qkv.tasks.starter_sizes import SIZES, Machine, choose_size
+from qkv.tasks.starter_sizes import MIN_STEPS, SIZES, Machine, choose_size
 from qkv.tasks.starters import STARTERS, guess_columns, starter_recipe
 from qkv.text import Tokenizer
 from qkv.train.adapt import freeze
 from qkv.train.recipe.check import check_recipe
 from qkv.train.recipe.recipe_file import loads, read
+from qkv.train.recipe.schema import Recipe
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +140,27 @@ def test_sizes_follow_data_machine_and_minutes(folder: Path, tmp_path: Path) -> 
     assert width(big, SERVER) == SIZES[2].width
     assert width(big, LAPTOP) == SIZES[1].width
     assert width(big, LAPTOP, minutes=1) == SIZES[0].width
+
+
+def test_a_classifier_of_little_data_does_not_memorise_it(folder: Path, tmp_path: Path) -> None:
+    """It has much dropout, and few passes over the data, however much time there is."""
+    file = tmp_path / "reviews.csv"
+
+    def recipe(num_lines: int) -> Recipe:
+        file.write_text("text,label\n" + "a text that has a label,yes\n" * num_lines, encoding="utf-8")
+        return loads(starter_recipe("classify", [str(file)], machine=LAPTOP, minutes=60))
+
+    tiny, little, much = recipe(20), recipe(20_000), recipe(200_000)
+    assert (little.train.minutes, little.train.epochs) == (60, 10)
+    assert tiny.train.epochs == MIN_STEPS  # one step takes all of its data
+    assert little.model.overrides["dropout"] == little.model.overrides["head"]["dropout"] == 0.5
+    assert much.model.overrides["dropout"] < 0.5
+    assert 0 < little.train.ema_decay < 1
+
+
+def test_a_run_with_a_long_name(folder: Path) -> None:
+    run = "runs/" + "a-long-name-" * 5
+    assert loads(starter_recipe("language", [str(folder / "book.txt")], run=run)).run == run
 
 
 def test_batches_are_small_where_time_or_memory_is_short() -> None:

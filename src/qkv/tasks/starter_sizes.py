@@ -15,6 +15,8 @@ GPU_FLOPS = 1e14
 MIN_TOKENS_PER_PARAMETER = 2
 MIN_STEPS = 500  # a smaller batch is better than fewer steps
 MIN_BATCH_TOKENS = 1024
+CLASSIFIER_BATCH_TOKENS = 1024
+BYTES_PER_TOKEN = 4  # of English text, about
 ACTIVATION_BYTES = 136  # per token, layer and unit of width, about; in float32
 
 
@@ -60,6 +62,8 @@ class StarterSize:
     minutes: float
     lr: float
     valid_fraction: float
+    max_epochs: int = 0  # 0: no limit
+    ema_decay: float = 0.0  # 0: no average of the weights
 
     @property
     def parameters(self) -> int:
@@ -97,16 +101,27 @@ def choose_size(data_bytes: float, machine: Machine, minutes: float = 0.0) -> St
     return replace(chosen, batch_tokens=batch_tokens, minutes=minutes, valid_fraction=suited.valid_fraction)
 
 
-def adapt_to_classification(size: StarterSize) -> StarterSize:
-    """The size for a classifier: labelled data is little, so the model is shallow, and its tokens are whole words."""
+def adapt_to_classification(size: StarterSize, data_bytes: float) -> StarterSize:
+    """The size for a classifier: labelled data is little, so the model is shallow, and its tokens are whole words.
+
+    Few labels are soon memorised. A classifier of little data has much dropout, and the passes over the data are
+    limited, to ten or to those that `MIN_STEPS` take.
+
+    >>> size = choose_size(1e6, Machine(cores=2, memory_bytes=24e9))
+    >>> adapt_to_classification(size, 1e6).max_epochs, adapt_to_classification(size, 1e4).max_epochs
+    (10, 205)
+    """
+    is_little = data_bytes <= SIZES[0].max_bytes
+    epoch_steps = data_bytes / BYTES_PER_TOKEN / CLASSIFIER_BATCH_TOKENS
     return replace(
         size,
-        vocab_size=max(size.vocab_size, 8000),
-        width=max(size.width, 256),
+        vocab_size=max(size.vocab_size, 16_000),
         layers=size.layers // 2,
-        dropout=0.3,
-        batch_tokens=1024,
-        lr=1e-3,
+        dropout=0.5 if is_little else 0.3,
+        batch_tokens=CLASSIFIER_BATCH_TOKENS,
+        lr=3e-3 if size.width < 256 else 1e-3,
+        max_epochs=max(10, math.ceil(MIN_STEPS / max(epoch_steps, 1))),
+        ema_decay=0.99,
     )
 
 
@@ -133,7 +148,7 @@ def choose_fine_tuning(
     (FineTuning(batch_tokens=1024, lr=0.0003, epochs=5, frozen_layers=0), 3)
     """
     lr = 3e-4 if width < 512 else 5e-5 if width < 1024 else 2e-5
-    tokens_per_epoch = data_bytes / 4
+    tokens_per_epoch = data_bytes / BYTES_PER_TOKEN
     flops_per_epoch = 6 * 12 * layers * width**2 * tokens_per_epoch
     is_short = bool(minutes) and machine.flops_per_second * 60 * minutes < 3 * flops_per_epoch
     epochs = 5 if data_bytes <= SIZES[0].max_bytes else 3 if data_bytes <= SIZES[1].max_bytes else 1

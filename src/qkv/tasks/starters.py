@@ -199,7 +199,7 @@ def starter_recipe(
     machine = machine or find_machine()
     size = choose_size(summary.bytes, machine, minutes)
     if starter.objective_kind == "classification":
-        size = adapt_to_classification(size)
+        size = adapt_to_classification(size, summary.bytes)
     sections = {
         "": [("run", run or f"runs/{task}", "folder of the run, which becomes the model's folder")],
         "data": _data_lines(starter, summary, size),
@@ -225,7 +225,7 @@ def _format_lines(lines: Sequence[RecipeLine]) -> str:
     for key, value, _ in lines:
         mark = "# " if key.startswith("#") else ""
         pairs.append(f"{mark}{format_key(key.removeprefix('#'))} = {format_value(value)}")
-    width = max(len(pair) for pair in pairs if len(pair) <= 48)
+    width = max((len(pair) for pair in pairs if len(pair) <= 48), default=0)
     return "".join(f"{pair:<{width}}  # {comment}\n" for pair, (_, _, comment) in zip(pairs, lines, strict=True))
 
 
@@ -278,7 +278,7 @@ def _model_lines(starter: Starter, size: StarterSize, shape: StarterShape) -> li
     if shape == "exportable" and starter.exportable_preset:
         return [("preset", starter.exportable_preset, "a published architecture, in this size:"), *sizes]
     if starter.objective_kind == "classification":
-        head = {"pool": "mean", "dense": "none"}
+        head = {"pool": "mean", "dense": "none", "dropout": size.dropout}
         sizes.append(("head", head, "a linear layer on the mean of all tokens (BERT: first token, dense layer)"))
     if starter.pretrained:
         return [("#from", starter.pretrained, "often better: fine-tune a trained model (qkv init … --from)"), *sizes]
@@ -306,13 +306,18 @@ def _batch_tokens(starter: Starter, suited: int) -> int:
 
 def _train_lines(starter: Starter, size: StarterSize) -> list[RecipeLine]:
     """The keys of [train] for a new model."""
-    return [
-        ("minutes", float(size.minutes), "training time (or steps = …, or epochs = …)"),
+    lines: list[RecipeLine] = [("minutes", float(size.minutes), "training time (or steps = …, or epochs = …)")]
+    if size.max_epochs:
+        lines.append(("epochs", size.max_epochs, "passes over the data, at most: more would memorise it"))
+    lines += [
         ("batch_tokens", _batch_tokens(starter, size.batch_tokens), "tokens per step; lower it if memory runs out"),
         ("lr", size.lr, "peak learning rate; try a third and three times as much"),
         ("#optimizer", "muon", "often needs fewer steps than adamw for a small model; try lr = 0.005"),
         ("final", "best", "keep the weights with the best validation result (or last)"),
     ]
+    if size.ema_decay:
+        lines.insert(-1, ("ema_decay", size.ema_decay, "use a moving average of the weights, over about 100 steps"))
+    return lines
 
 
 def _fine_tuning_lines(
