@@ -53,3 +53,20 @@ def test_captured_steps_are_the_eager_ones(name: str, optimizer: str) -> None:
     assert loss == pytest.approx(same, rel=1e-4)
     for key, value in eager.items():
         torch.testing.assert_close(captured[key], value, rtol=2e-3, atol=2e-4, msg=lambda m, k=key: f"{k}: {m}")
+
+
+def test_graphs_of_several_shapes_share_their_memory() -> None:
+    device, section = torch.device("cuda"), TrainSection(precision="float32", steps=100)
+    net = network(*CASES["next token"]).float().to(device)
+    world = World(device=device)
+    module = prepare_module(TrainingModule(net, ObjectiveSection()).train(), section, world, compiled=False)
+    optimizer = make_optimizer(net.named_parameters(), section, fused=True, capturable=True)
+    stepper = Stepper(module, optimizer, section, world)
+    reserved = []
+    for step, batch_tokens in enumerate((48_000, 40_000, 32_000)):
+        stream = SequenceStream(OBJECTIVES["next token"](), batch_tokens=batch_tokens, seed=1)
+        stepper(next(iter(Loader(stream))), step, 1e-2)
+        torch.cuda.empty_cache()
+        reserved.append(torch.cuda.memory_reserved())
+    assert len(stepper.graphs) == 3
+    assert reserved[-1] < 1.5 * reserved[0]

@@ -240,7 +240,9 @@ class Stepper:
         counters = (self.loss, self.skip_update, self.first_bad_step)
         before = [counter.clone() for counter in counters]
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # A step leaves nothing in its graph's memory, so all graphs can use the same memory, one after another.
+        pool = next((one.pool() for _, _, one in self.graphs.values()), None)
+        with torch.cuda.graph(graph, pool=pool):
             self._update(backward())
         self.optimizer.zero_grad(set_to_none=True)
         for counter, value in zip(counters, before, strict=True):
