@@ -3,10 +3,14 @@
     python bench/starters.py --data DATA --out runs --minutes 1 5 20                     # everything: about six hours
     python bench/starters.py sst2 clinc --start MINILM --minutes 5 --data DATA --out runs
     python bench/starters.py --jobs 6 …                      # side by side, each on two cores of its own
+    python bench/starters.py --minutes 1 5 --steps-of 20 …   # for 20 minutes: as many steps, but on a GPU
 
 DATA has a folder for each dataset, as bench/published.py reads them. Each line that is printed is one run: `qkv init`
 for the file and the time, `qkv train`, and `qkv eval` of the test part. With --start, the runs begin from that model.
 OUT/starters.jsonl collects them. Only `qkv train` is timed.
+
+With --steps-of, the recipe of a long budget trains for one minute on two cores; then a GPU trains it in float32 for as
+many steps as the cores would make in the whole budget.
 """
 
 import argparse
@@ -15,8 +19,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -24,6 +29,7 @@ from typing import Any, NamedTuple
 from rows.frame import read_jsonl, read_lines, read_text, write_jsonl
 
 CORES = 2
+GPU_RUNS = 2  # at the same time
 
 
 class Starter(NamedTuple):
@@ -123,48 +129,89 @@ def write_records(path: Path, records: list[Any]) -> str:
     return str(path.with_suffix(".txt"))
 
 
-def run_starter(name: str, start: str, minutes: float, data: Path, out: Path, cores: list[int]) -> dict[str, Any]:
-    """Write the recipe, train it on these cores, and score it."""
-    starter = STARTERS[name]
-    folder = out / f"{name}-{'model' if start else 'scratch'}-{minutes:g}"
+class Cores:
+    """The cores of this machine in pairs, one for each run at the same time."""
+
+    def __init__(self, first: int, num_pairs: int) -> None:
+        self.pairs: SimpleQueue[list[int]] = SimpleQueue()
+        for start in range(first, first + CORES * num_pairs, CORES):
+            self.pairs.put(list(range(start, start + CORES)))
+
+    @contextmanager
+    def take(self) -> Iterator[list[int]]:
+        """Two cores that no other run uses."""
+        pair = self.pairs.get()
+        try:
+            yield pair
+        finally:
+            self.pairs.put(pair)
+
+
+class Run(NamedTuple):
+    """One run: a starter, the model that it begins from, and its budget."""
+
+    name: str
+    start: str
+    minutes: float
+    on_gpu: bool  # train on a GPU, with the steps that two cores would make
+
+    def describe(self) -> dict[str, Any]:
+        """What the result says about the run."""
+        start = "model" if self.start else "scratch"
+        return {"name": self.name, "task": STARTERS[self.name].task, "start": start, "minutes": self.minutes}
+
+
+def run_starter(run: Run, data: Path, out: Path, cores: Cores) -> dict[str, Any]:
+    """Write the recipe, train it, and score it."""
+    starter = STARTERS[run.name]
+    folder = out / f"{run.name}-{'model' if run.start else 'scratch'}-{run.minutes:g}{'-gpu' if run.on_gpu else ''}"
     result_file = folder / "result.json"
     if result_file.exists():
         done: dict[str, Any] = json.loads(result_file.read_text())
         return done
     parts = starter.records(data)
     files = [write_records(folder / part, one) for part, one in zip(("train", "test"), parts, strict=True)]
-    recipe, run = folder / "recipe.toml", folder / "run"
+    recipe, trained = str(folder / "recipe.toml"), folder / "run"
     log = (folder / "log.txt").open("a")
 
-    def qkv(*words: str) -> str:
-        environment = {**os.environ, "OMP_NUM_THREADS": str(len(cores)), "CUDA_VISIBLE_DEVICES": ""}
+    def qkv(used: list[int], *words: str) -> Any:
+        """Run a command on these cores and no GPU; without cores, on all of them and a GPU. What it prints as JSON."""
+        environment = {**os.environ, "OMP_NUM_THREADS": str(CORES)} | ({"CUDA_VISIBLE_DEVICES": ""} if used else {})
         process = subprocess.Popen(
             [sys.executable, "-m", "qkv", *words, "--json"],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
             env=environment,
-            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+            preexec_fn=lambda: os.sched_setaffinity(0, used or range(os.cpu_count() or 1)),
         )
         said, _ = process.communicate()
         if process.returncode:
             raise SystemExit(f"qkv {' '.join(words)} failed; see {folder / 'log.txt'}")
-        return said
+        return json.loads(said) if words[0] != "init" else said
 
-    if not recipe.exists():
-        chosen = ["--from", start] if start else []
-        qkv(
-            "init", starter.task, files[0], "--test", files[1], "--minutes", str(minutes), "--out", str(recipe), *chosen
-        )
-    begin = time.perf_counter()
-    told = json.loads(qkv("train", str(recipe), f"run={run}", "train.device=cpu", f"train.num_threads={len(cores)}"))
-    seconds = time.perf_counter() - begin
-    limit = ["--limit", str(starter.limit)] if starter.limit else []
-    scored = json.loads(qkv("eval", str(run), "--samples", "0", *limit))
-    result = {"name": name, "task": starter.task, "start": "model" if start else "scratch", "minutes": minutes}
-    result |= {"seconds": round(seconds), "step": told["step"], "metrics": scored["metrics"]}
-    if "baseline" in scored:
-        result["baseline"] = scored["baseline"]
+    on_cpu = ["train.device=cpu", f"train.num_threads={CORES}"]
+    scoring = ["--samples", "0", *(["--limit", str(starter.limit)] if starter.limit else [])]
+    with cores.take() as pair:
+        if not Path(recipe).exists():
+            chosen = ["--from", run.start] if run.start else []
+            budget = ["--minutes", str(run.minutes), "--out", recipe]
+            qkv(pair, "init", starter.task, files[0], "--test", files[1], *budget, *chosen)
+        begin = time.perf_counter()
+        if run.on_gpu:
+            told = qkv(pair, "train", recipe, f"run={folder / 'first-minute'}", *on_cpu, "train.minutes=1")
+        else:
+            told = qkv(pair, "train", recipe, f"run={trained}", *on_cpu)
+            seconds = time.perf_counter() - begin
+            scored = qkv(pair, "eval", str(trained), *scoring)
+    if run.on_gpu:
+        budget = ["train.minutes=0", f"train.steps={round(told['step'] * run.minutes)}"]
+        begin = time.perf_counter()
+        told = qkv([], "train", recipe, f"run={trained}", "train.device=cuda", "train.precision=float32", *budget)
+        seconds = time.perf_counter() - begin
+        scored = qkv([], "eval", str(trained), "--device", "cuda", *scoring)
+    result = {**run.describe(), "seconds": round(seconds), "step": told["step"], "metrics": scored["metrics"]}
+    result |= {"on_gpu": run.on_gpu} | ({"baseline": scored["baseline"]} if "baseline" in scored else {})
     result_file.write_text(json.dumps(result) + "\n")
     with (out / "starters.jsonl").open("a") as lines:
         lines.write(json.dumps(result) + "\n")
@@ -177,25 +224,22 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--out", type=Path, default=Path("runs"))
     parser.add_argument("--start", default="", help="a model folder to begin from")
-    parser.add_argument("--minutes", type=float, nargs="+", default=[1.0, 5.0, 20.0])
+    parser.add_argument("--minutes", type=float, nargs="*", default=[1.0, 5.0, 20.0])
+    parser.add_argument("--steps-of", type=float, nargs="+", default=[], metavar="MINUTES", help="train on a GPU")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time, each on two cores")
     parser.add_argument("--first-core", type=int, default=0)
     asked = parser.parse_args()
     names = asked.names or [name for name, one in STARTERS.items() if one.from_model or not asked.start]
-    slots: SimpleQueue[list[int]] = SimpleQueue()
-    for job in range(asked.jobs):
-        first = asked.first_core + CORES * job
-        slots.put(list(range(first, first + CORES)))
+    cores = Cores(asked.first_core, asked.jobs)
+    runs = [Run(name, asked.start, minutes, False) for minutes in asked.minutes for name in names]
+    runs += [Run(name, asked.start, minutes, True) for minutes in asked.steps_of for name in names]
 
-    def work(job: tuple[str, float]) -> None:
-        cores = slots.get()
-        try:
-            print(json.dumps(run_starter(job[0], asked.start, job[1], asked.data, asked.out, cores)), flush=True)
-        finally:
-            slots.put(cores)
+    def work(run: Run) -> None:
+        print(json.dumps(run_starter(run, asked.data, asked.out, cores)), flush=True)
 
-    with ThreadPoolExecutor(asked.jobs) as pool:
-        for waiting in [pool.submit(work, (name, minutes)) for minutes in asked.minutes for name in names]:
+    runs.sort(key=lambda run: 1 if run.on_gpu else run.minutes)  # by their time on the cores
+    with ThreadPoolExecutor(asked.jobs + GPU_RUNS * bool(asked.steps_of)) as pool:
+        for waiting in [pool.submit(work, run) for run in runs]:
             waiting.result()
 
 

@@ -3,7 +3,7 @@
 Data: the training texts of aeslc, wikitext2_eval, scitldr, cranfield, squadshifts, gpteacher (roleplay), multi30k,
 ud_english_ewt, ncbi_disease_ner, tatoeba_eng_fra, sst and cola, without their labels: 28 MB. Sentences of the dev sets
 of SST-2 and CoLA are left out. The model has BERT's architecture, with 6 layers of width 256 and 16,000 tokens in lower
-case.
+case. `muon` and `adamw` are the optimizers of the pretraining.
 Published: GLUE's test sets: SST-2 83.2 for BERT-Tiny and 85.9 for BERT-Mini, CoLA 0.0 for BERT-Tiny (README of
 github.com/google-research/bert); these models saw far more text.
 Goal: fine-tuned on SST-2 and CoLA, better than the same model without pretraining. Three seeds each.
@@ -39,15 +39,16 @@ heads = 4
 kind = "next_sentence"
 
 [train]
-steps = 4000
-minutes = 1.5
+steps = 5000
+minutes = 5
 batch_tokens = 32768
-lr = 8e-4
 warmup = 0.1
 weight_decay = 0.01
 num_workers = 2
 keep_checkpoints = 1
 """
+VARIANTS = ("muon", "adamw")
+LEARNING_RATES = {"muon": 4e-3, "adamw": 8e-4}
 SHAPE = {"model.preset": "bert-tiny", "model.width": 256, "model.layers": 6, "model.heads": 4}
 FINE_TUNING = {"train.lr": 2e-4, "train.head_lr": 5.0}
 NUM_SEEDS = 3
@@ -96,7 +97,7 @@ def simplify(text: str) -> str:
     return re.sub(r"\W+", "", text.lower())
 
 
-def run(data: Path, out: Path, seed: int, quick: bool) -> dict[str, Any]:
+def run(data: Path, out: Path, seed: int, quick: bool, variant: str) -> dict[str, Any]:
     """Pretrain once; then fine-tune on each task, with and without pretraining."""
     tests = read_tests(data)
     held_out = [one["text"] for records in tests.values() for one in records]
@@ -105,6 +106,7 @@ def run(data: Path, out: Path, seed: int, quick: bool) -> dict[str, Any]:
     documents = [{"text": text} for text in texts]
     num_valid = max(8, len(texts) // 100)
     changes = encoders.write_parts(out, {"valid": documents[:num_valid], "train": documents[num_valid:]}, quick)
+    changes |= {"train.optimizer": variant, "train.lr": LEARNING_RATES[variant]}
     pretrained = frame.train(PRETRAINING, out, changes, seed=seed, quick=quick, name="pretraining")
     parts = {"sst2": sst.read(data / "sst/stsa.binary.train.txt"), "cola": cola.read(data / "cola/in_domain_train.tsv")}
     starts = {"pretrained": {"model.from": pretrained.run}, "new": {**SHAPE, "tokenizer.from": pretrained.run}}
