@@ -62,6 +62,9 @@ def test_the_first_file_of_a_folder_decides(tmp_path):
         ("sentence1\tsentence2\tscore\nA man is playing.\tA dog runs.\t0.4\n", True),
         ("How old are you?\tWhy do you ask?\n35\tI am only curious.\n", True),
         ("text\tlabel\ngood\tyes\n", True),
+        ("great movie\tpos\nbad film\tneg\nfine\tpos\nnice\tpos\n", False),
+        ("source\ttarget\nsource\tQuelle\nriver\tFluss\n", True),
+        ("text\tlabel\ngood\tyes\ntext\tlabel\nbad\tno\ntext\tlabel\n", True),
     ],
 )
 def test_a_header_is_told_from_data(tmp_path, text, has_header):

@@ -6,6 +6,7 @@ names that do.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from qkv.data.problems import InvalidRecord
@@ -16,6 +17,7 @@ from qkv.errors import UsageError, suggest_name
 ColumnChoice = Mapping[str, str | int] | Sequence[str | int] | str | None
 
 MISSING = object()  # the value of a name that a row does not have
+MAX_ROWS_COMPARED = 100  # rows that decide whether the first row of a table has the names of its columns
 MAX_RECORDS_SEARCHED = 100  # a chosen field must occur in one of the first records of a JSON file
 
 
@@ -63,17 +65,25 @@ def is_number(cell: str) -> bool:
     return cell.strip().removeprefix("-").replace(".", "", 1).isdecimal()
 
 
-def is_data_row(first: list[str], second: list[str]) -> bool:
-    """Whether the first row of a table is data and not the names of its columns.
+def is_data_row(first: list[str], others: Sequence[list[str]]) -> bool:
+    """Whether the first row of a table is data and not the names of its columns, judged by the rows that follow.
 
-    It is data if half of its cells look like data, unless one is the name of a column of numbers.
+    It is data if half of its cells look like data, unless one is the name of a column of numbers. It is also data if
+    one of its cells occurs twice below it, as labels do.
 
-    >>> is_data_row(["A man plays.", "5.0"], ["A dog runs.", "1.2"]), is_data_row(["How old?", "Why?"], ["35", "So."])
+    >>> is_data_row(["A man plays.", "5.0"], [["A dog runs.", "1.2"]]), is_data_row(["How?", "Why?"], [["35", "So."]])
     (True, False)
+    >>> is_data_row(["good film", "pos"], [["nice", "pos"], ["bad", "neg"], ["great", "pos"]])
+    True
     """
-    if any(is_number(below) and not is_number(cell) for cell, below in zip(first, second, strict=False)):
+    below = others[0] if others else first
+    if any(is_number(value) and not is_number(cell) for cell, value in zip(first, below, strict=False)):
         return False
-    return 2 * sum(map(looks_like_data, first)) >= len(first)
+    if 2 * sum(map(looks_like_data, first)) >= len(first):
+        return True
+    different = [row for row in others if row != first]  # files that were joined repeat the names
+    columns = zip_longest(*different, fillvalue="")
+    return any(cell and column.count(cell) >= 2 for cell, column in zip(first, columns, strict=False))
 
 
 def column_indices(columns: dict[str, str | int] | None, names: Sequence[str], file: str) -> list[tuple[str, int]]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 
-from qkv.data.readers.columns import chosen_by_number, column_indices, is_data_row
+from qkv.data.readers.columns import MAX_ROWS_COMPARED, chosen_by_number, column_indices, is_data_row
 from qkv.data.readers.find_files import FORMAT_BY_EXTENSION, FileGroup, format_extension
 from qkv.data.readers.lines import read_lines
 from qkv.data.readers.options import ReadContext
@@ -34,13 +34,14 @@ def read_delimited(group: FileGroup, context: ReadContext) -> Iterator[Record]:
     path, options, problems = group.paths[0], context.options, context.problems
     file = str(path)
     rows = _split_rows(path, group.format, context)
-    first_rows = list(islice(rows, 2))
+    first_rows = list(islice(rows, MAX_ROWS_COMPARED))
     if not first_rows:
         return
     number, names = first_rows[0]
     width = len(names)
     header = options.header if options.header is not None else not chosen_by_number(options.columns)
-    if options.header is None and options.columns is None and is_data_row(names, first_rows[-1][1]):
+    others = [row for _, row in first_rows[1:]]
+    if options.header is None and options.columns is None and is_data_row(names, others):
         header = False
         reason = (
             "is read as data, because it does not look like names of columns, so the columns have numbers from 0; if "
