@@ -281,6 +281,20 @@ def test_pictures_are_saved_as_svg_and_png(browser: Any, studio: Any, panel: str
     assert not opened.errors
 
 
+def test_a_large_screen_is_used_and_saved_pictures_stay_the_same(browser: Any, studio: Any) -> None:
+    save_token = """async () => {
+      const {toSvg} = await import("/studio/export.js");
+      return toSvg(document.querySelector(".tokens li")).width;
+    }"""
+    widths = []
+    for width, height in ((1280, 900), (3840, 2160)):
+        opened = Studio(browser, studio.address, "tokens", "seq2seq", viewport={"width": width, "height": height})
+        widths.append(opened.page.evaluate(save_token))
+    assert opened.page.evaluate("document.querySelector('#studio').getBoundingClientRect().width") > 0.85 * 3840
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 3840
+    assert widths[0] == widths[1]
+
+
 def test_a_beam_search_grows(browser: Any, studio: Any) -> None:
     opened = Studio(browser, studio.address, "search", "decoder", maxTokens=5)
     opened.page.wait_for_selector("[data-done] .tree")
