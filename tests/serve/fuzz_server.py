@@ -132,6 +132,7 @@ def fuzz(url: str, num_requests: int, seed: int = 0, only: Sequence[str] = ()) -
             check = partial(send, is_valid=is_valid, counted=counted)
             print(f"{time.strftime('%H:%M:%S')} {operation.path} {mode.name}", flush=True)
             run_examples(operation.as_strategy(generation_mode=mode), check, max(1, share), seed)
+            print(f"    {json.dumps(dict(sorted(counted.items())))}", flush=True)
     assert httpx.get(f"{url}/readyz").status_code == 200
     return counts
 
