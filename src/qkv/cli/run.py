@@ -111,7 +111,7 @@ def run(
     sentences
         Encoder-decoders: generate sentence by sentence, for texts of any length.
     align
-        Encoder-decoders: add the source word of each generated word, as the cross-attention aligns them; see --json.
+        Encoder-decoders: add the source word that each generated word depends on most; see --json.
     prefix
         Encoder-decoders: the text that the output must begin with.
     must_answer

@@ -213,7 +213,7 @@ class FilledText(Result):
 
     def rows(self) -> list[Row]:
         """A row for each rank, with two columns for each mask."""
-        columns = [[(one_line(word), f"{p:.4f}") for word, p in one.items()] for one in self.candidates]
+        columns = [[(one_line(word) or repr(word), f"{p:.4f}") for word, p in one.items()] for one in self.candidates]
         return [sum(cells, ()) for cells in zip_longest(*columns, fillvalue=("", ""))]
 
 
@@ -227,7 +227,7 @@ class WordLink:
     source_end: int
     target_start: int
     target_end: int
-    weight: float  # the fraction of the attention on the source word
+    weight: float  # of all that the target word depends on, the fraction due to this source word
 
 
 @dataclass(frozen=True, repr=False)

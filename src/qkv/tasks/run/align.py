@@ -1,10 +1,11 @@
-"""Word alignment: which source word the cross-attention of an encoder-decoder reads for each generated word.
+"""Word alignment: the source word that each generated word depends on most.
 
-The attention is that of the last layer but one, averaged over its heads: it aligns words better than the last layer,
-which prepares the next word (Garg et al. 2019, "Jointly Learning to Align and Translate with Transformer Models"). A
-recurrent decoder has one attention, in its first layer.
+Each source word is left out in turn, and the generated text is scored again. The word whose absence lowers the
+log-probability of a generated word most is the one that it translates (prediction difference; Li et al. 2019, "On the
+Word Alignment from Neural Machine Translation"). The weights of the cross-attention say less: they point to the
+position where the encoder has stored a word, which is often that of its neighbour.
 
-T target tokens, S source tokens
+T target tokens, W source words
 """
 
 from bisect import bisect_right
@@ -13,53 +14,52 @@ from itertools import pairwise
 
 import numpy as np
 
-from qkv.decode.runner import start_token
-from qkv.errors import UsageError
-from qkv.inside import trace
-from qkv.models import Seq2Seq
+from qkv.decode import score
+from qkv.models.runtime.eval_mode import eval_mode
 from qkv.tasks.results import GeneratedText, WordLink
 from qkv.tasks.task import TextModel
 from qkv.text import Tokenizer
 from qkv.text.words import split_words
 
+SOURCES_PER_BATCH = 32
+
 
 def align_words(model: TextModel, source: str, result: GeneratedText, prompt: str = "") -> list[WordLink]:
-    """A link for each word of the result. `prompt` is the text before the source, which has no links."""
-    network, tokenizer = model.network, model.tokenizer
-    assert isinstance(network, Seq2Seq)
-    if not result.ids or not source.strip():
+    """A link for each word of the result that depends on a source word. `prompt` is the text before the source."""
+    ids, offsets = model.tokenizer.encode_with_offsets(prompt + source, add_special_tokens=True)
+    source_words, target_words = split_words(source), split_words(result.text)
+    if not result.ids or not source_words:
         return []
-    ids, offsets = tokenizer.encode_with_offsets(prompt + source, add_special_tokens=True)
-    if model.config.is_recurrent:
-        if model.config.stack.recurrent_attention == "none":
-            raise UsageError(
-                'word alignment reads the attention of the decoder, and this model has recurrent_attention = "none"; '
-                'train one with "additive", or leave out the alignment'
-            )
-        layer = 0  # the only layer with attention
-    else:
-        layer = max(0, model.config.stack.layers - 2)
-    site = f"decoder.{layer}.cross_pattern"
-    recorded = trace(network, ids, [start_token(network), *result.ids[:-1]], tokenizer=tokenizer, sites=[site])
-    weights = recorded[site].double().mean(0).numpy()  # (T, S): row t is the attention that generates token t
-    source_words = split_words(source)
-    moved = [(start - len(prompt), end - len(prompt)) for start, end in offsets]
-    target_words = split_words(result.text)
-    source_of = token_words(source, source_words, moved)
-    target_of = token_words(result.text, target_words, generated_offsets(tokenizer.target, result.ids))
+    source_of = token_words(source, source_words, [(start - len(prompt), end - len(prompt)) for start, end in offsets])
+    target_of = token_words(result.text, target_words, generated_offsets(model.tokenizer.target, result.ids))
+    drops = probability_drops(model, ids, source_of, len(source_words), result.ids)
     links = []
     for number, (start, end) in enumerate(target_words):
         rows = [row for row, word in enumerate(target_of) if word == number]
-        totals = np.zeros(len(source_words))
-        for column, word in enumerate(source_of):
-            if word is not None and rows:
-                totals[word] += weights[rows, column].mean()
+        totals = drops[rows].sum(0).clip(min=0)
         if totals.sum() > 0:
             best = int(totals.argmax())
             first, last = source_words[best]
             weight = float(totals[best] / totals.sum())
             links.append(WordLink(source[first:last], result.text[start:end], first, last, start, end, weight))
     return links
+
+
+def probability_drops(
+    model: TextModel, ids: Sequence[int], source_of: Sequence[int | None], num_words: int, target: Sequence[int]
+) -> np.ndarray:
+    """How much the log-probability of each target token falls without each source word (T, W)."""
+    if num_words == 1:  # nothing would be left of the source
+        return np.ones((len(target), 1))
+    without = [[token for token, word in zip(ids, source_of, strict=True) if word != left] for left in range(num_words)]
+    sources, scored = [list(ids), *without], list[list[float]]()
+    with eval_mode(model.network):
+        for start in range(0, len(sources), SOURCES_PER_BATCH):
+            batch = sources[start : start + SOURCES_PER_BATCH]
+            scored += [[one.logprob for one in row] for row in score(model.network, batch, [target] * len(batch))]
+    logprobs = np.array(scored).T
+    drops: np.ndarray = logprobs[:, :1] - logprobs[:, 1:]
+    return drops
 
 
 def generated_offsets(tokenizer: Tokenizer, ids: Sequence[int]) -> list[tuple[int, int]]:

@@ -13,6 +13,7 @@ from qkv.decode.result import FinishReason
 from qkv.errors import UsageError, suggest_name
 from qkv.progress import OnProgress
 from qkv.tasks.results import GeneratedText, WordLink
+from qkv.tasks.run.align import align_words
 from qkv.tasks.run.classify import TOO_LONG_CHOICES
 from qkv.tasks.run.generate import generate_batched, limit_new_tokens, make_generation_options, prompt_ids
 from qkv.tasks.task import TextModel, check_top
@@ -69,8 +70,6 @@ def translate(
     flat = [part for several in parts for part in several]
     generate_parts(model, flat, prompt, with_beams(options, top), TRANSLATE_OPTIONS, batch_size, progress)
     if align:
-        from qkv.tasks.run.align import align_words  # it imports `qkv.inside`, which other calls do not need
-
         for part in flat:
             assert part.result is not None
             part.result = replace(part.result, alignment=align_words(model, part.source, part.result, prompt))
