@@ -335,6 +335,18 @@ def test_ranks_count_those_that_are_nearer() -> None:
 MLM = qkv.HeadConfig(kind="mlm", outputs=1)
 
 
+def test_white_space_and_two_spellings_of_a_word_are_candidates() -> None:
+    tokenizer = qkv.Tokenizer.train(
+        "byte-bpe", iter(["the king the\n king"] * 9), vocab_size=300, special_tokens=["mask"]
+    )
+    with_space, alone, newline = (tokenizer.encode(text) for text in (" the", "the", "\n"))
+    assert [len(one) for one in (with_space, alone, newline)] == [1, 1, 1]
+    tokens = [*newline, *with_space, *alone, tokenizer.special_tokens.mask]
+    found = fill._fill_text(tokenizer, [tokens[-1]], {0: ([0.4, 0.3, 0.2, 0.1], tokens)})
+    assert found.candidates == [{"\n": 0.4, "the": 0.3, "<mask>": 0.1}]
+    assert [row[0] for row in found.rows()] == [r"'\n'", "the", "<mask>"]
+
+
 def test_gaps_are_filled_with_the_likeliest_words() -> None:
     made = encoder(MLM)
     tokenizer = made.tokenizer

@@ -117,8 +117,11 @@ def _fill_text(
     filled, candidates = list(ids), []
     for position, (probabilities, tokens) in sorted(predictions.items()):
         filled[position] = tokens[0]
-        words = [tokenizer.decode([one]).strip() or str(tokenizer.id_to_token(one)) for one in tokens]
-        candidates.append(dict(zip(words, probabilities, strict=True)))
+        words: dict[str, float] = {}
+        for token, probability in zip(tokens, probabilities, strict=True):
+            text = tokenizer.decode([token])  # empty for a special token
+            words.setdefault(text.strip() or text or str(tokenizer.id_to_token(token)), probability)
+        candidates.append(words)
     return FilledText(tokenizer.decode(filled), candidates)
 
 
