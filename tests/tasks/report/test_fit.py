@@ -47,6 +47,19 @@ def test_planted_curves(verdict: Verdict, training: list[float], valid: list[flo
     assert judge_fit(make_curves(training, valid)).verdict == verdict
 
 
+def test_one_bad_batch_at_the_end_of_a_short_run_is_no_divergence() -> None:
+    training = list(zip((1, 10, 20, 30, 40, 50, 52), (0.66, 0.58, 0.53, 0.55, 0.51, 0.48, 0.58), strict=True))
+
+    def verdict(*valid: float) -> str:
+        loss = {"loss": list(zip((27, 45, 52), valid, strict=False))}
+        return judge_fit(RunCurves("run", training, [(step, 1e-3) for step, _ in training], loss)).verdict
+
+    assert verdict(0.411, 0.427, 0.413) == "settled"
+    assert verdict(0.411, 0.6, 0.7) == "diverged"
+    assert verdict(0.64, 0.64, 0.64) == "diverged"  # before the first evaluation
+    assert verdict(0.58) == "diverged"
+
+
 def test_a_rise_of_a_tiny_loss_and_a_late_minimum_are_no_overfitting() -> None:
     tiny = [value / 500 for value in [0.9, 0.6, 0.5, 0.52, 0.56, 0.6, 0.65, 0.7, 0.75, 0.8]]
     assert judge_fit(make_curves(falling(2.0, 0.0005), tiny)).verdict == "settled"

@@ -69,6 +69,13 @@ def test_a_generator_below_its_baseline_trains_longer() -> None:
     assert names(score=score, recipe=translator, fit=IMPROVING) == ["underfitting"], "not said twice"
 
 
+def test_a_quick_report_on_a_model_that_has_not_learned_points_to_the_full_one() -> None:
+    (advice,) = give_advice(make_facts(same_output=0.94, score=with_scores(0.0, 0.4, 0.0)))
+    assert (advice.name, advice.command) == ("not_learned", "qkv report runs/a")
+    assert advice.reason == "The model predicts the same for 94 % of the records."
+    assert names(same_output=0.94, score=with_scores(0.0, 0.4, 0.0), fit=IMPROVING)[0] == "underfitting"
+
+
 def test_a_lower_loss_is_better() -> None:
     language = replace(RECIPE, objective=ObjectiveSection(kind="causal_lm"))
     assert names(score=with_scores(4.0, 3.0, 4.0, "loss"), recipe=language) == ["baseline"]
@@ -97,7 +104,7 @@ def test_a_slow_run_whose_learning_rate_is_right_trains_longer() -> None:
     stalled = Fit("stalled", "the training loss hardly fell: 0.69 at the start, 0.66 at the end")
     passed = Finding("learning rate", "ok", "")
     assert names(fit=stalled, lr_check=passed) == ["underfitting"]
-    assert names(fit=stalled) == [], "it was not tested, so it may be too high or too low"
+    assert names(fit=stalled) == ["not_learned"], "it was not tested, so it may be too high or too low"
     losses = {"1e-5": 0.6, "0.001": 0.69, "0.01": float("nan")}
     warned = Finding("learning rate", "warning", "", values={"losses": losses})
     assert names(fit=stalled, lr_check=warned) == ["lr_too_high"]

@@ -62,7 +62,9 @@ def judge_fit(curves: RunCurves) -> Fit:
         return Fit(verdict, summary, first, last, best, int(best_step), last_valid, steps)
 
     has_risen = last - lowest > max(DIVERGED * (first - lowest), MIN_FALL * first)
-    if len(finite) < len(losses) or has_risen:
+    is_single_batch = len(smooth) == len(finite)  # too few points to smooth: the validation loss decides
+    has_valid_risen = last_valid - best > max(MAX_RISE * best, MIN_CHANGE) or last_valid > (1 - MIN_FALL) * first
+    if len(finite) < len(losses) or (has_risen and (not is_single_batch or len(valid) < 2 or has_valid_risen)):
         return fit("diverged", f"the training loss fell from {first:.3g} to {lowest:.3g}, but ended at {last:.3g}")
     if first - last < MIN_FALL * first:
         return fit("stalled", f"the training loss hardly fell: {first:.3g} at the start, {last:.3g} at the end")

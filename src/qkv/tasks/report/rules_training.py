@@ -30,6 +30,11 @@ def advise_lr(facts: Facts) -> Advice | None:
     best = best_lr(check) if check is not None and check.status in ("failed", "warning") else None
     if facts.fit.verdict == "diverged" and (best is None or best > lr):
         return facts.advise("lr_too_high", "Lower the learning rate", reason, f"train.lr={lr / 10:.3g}")
+    if check is None and facts.fit.verdict == "improving":
+        return None  # the run was too short
+    if check is None:  # a quick report, which does not test learning rates
+        title = "Find out why the model has not learned: the report tests other learning rates"
+        return Advice("not_learned", title, reason.strip(), command=shlex.join(["qkv", "report", facts.run]))
     if best is None or best == lr:
         return None
     tried = f" In a short test with new weights, {best:.3g} learned faster than {lr:.3g}."
@@ -66,7 +71,7 @@ def advise_overfitting(facts: Facts) -> Advice | None:
 
 def advise_underfitting(facts: Facts) -> Advice | None:
     """A run whose validation loss still falls is too short; a model that settles below a baseline is too small."""
-    has_passed = facts.lr_check is not None and facts.lr_check.status == "ok"
+    has_passed = facts.fit.verdict == "improving" if facts.lr_check is None else facts.lr_check.status == "ok"
     is_slow = facts.has_not_learned and facts.fit.verdict != "diverged" and has_passed
     if facts.is_nearly_perfect or (facts.has_not_learned and not is_slow):
         return None
