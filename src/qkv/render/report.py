@@ -74,7 +74,7 @@ def print_advice(report: RunReport, console: Console) -> None:
 
 def print_score(score: ScoreReport, console: Console) -> None:
     """Print the scores of the model and of the baselines."""
-    _heading(f"{capitalise(name_metric(score.metric))} on {score.num_records:,} records", console)
+    _heading(f"{capitalise(name_metric(score.metric))} on {count_records(score)}", console)
     best = score.best_baseline
     table = plain_table("", "", "", "")
     table.columns[1].justify = "right"
@@ -89,6 +89,16 @@ def print_score(score: ScoreReport, console: Console) -> None:
     console.print(table)
     if best is not None and (verdict := compare_with_baseline(score, best)) != "better than":
         console.print(Text(f"The model is {verdict} the baseline ({best.name}).", "yellow"))
+
+
+def count_records(score: ScoreReport) -> str:
+    """The number of records that were evaluated, and of how many, if they are a sample.
+
+    >>> count_records(ScoreReport("accuracy", Measured("model", 0.9), num_records=32, num_usable=715))
+    '32 of 715 records'
+    """
+    sampled = f" of {score.num_usable:,}" if score.num_records < score.num_usable else ""
+    return f"{score.num_records:,}{sampled} records"
 
 
 def compare_with_baseline(score: ScoreReport, best: Measured) -> str:
@@ -158,13 +168,16 @@ def print_data(report: RunReport, console: Console) -> None:
 
 def print_leakage(name: str, found: LeakageReport, console: Console) -> None:
     """Print which records occur in the training data too."""
-    near = len(found.leaks) - found.num_exact
-    console.print(
-        Text(
-            f"{len(found.leaks):,} of {found.num_evaluation:,} {name} records also occur among {found.num_training:,} "
-            f"training records: {found.num_exact:,} word for word, {near:,} nearly"
+    near, compared = len(found.leaks) - found.num_exact, f"among {found.num_training:,} training records"
+    if found.leaks:
+        console.print(
+            Text(
+                f"{len(found.leaks):,} of {found.num_evaluation:,} {name} records also occur {compared}: "
+                f"{found.num_exact:,} word for word, {near:,} nearly"
+            )
         )
-    )
+    else:
+        console.print(Text(f"none of the {found.num_evaluation:,} {name} records occurs {compared}, not even nearly"))
     for leak in sorted(found.leaks.values(), key=lambda leak: -leak.similarity)[:MAX_LEAKS]:
         place = escape_controls(f"{leak.evaluation} = {leak.training}  ")
         shown = truncate(escape_controls(leak.text), MAX_TEXT_CHARS)
@@ -187,7 +200,7 @@ def summarise_report(report: RunReport) -> list[str]:
             else (f"; {score.best_baseline.name}: {format_score(score.metric, score.best_baseline.value)}")
         )
         shown = f"{name_metric(score.metric)} {format_score(score.metric, score.model.value)}"
-        lines.append(f"{shown}{f' ({interval})' if interval else ''} on {score.num_records:,} records{beside}")
+        lines.append(f"{shown}{f' ({interval})' if interval else ''} on {count_records(score)}{beside}")
     if report.advice:
         first = report.advice[0]
         lines.append(f"{first.title}. {first.reason}")

@@ -97,7 +97,8 @@ function scoreView(data) {
 }
 
 function scoreSentence({score}) {
-  const measured = `${metricName(score.metric)} on ${score.num_records.toLocaleString("en")} records`;
+  const sampled = score.num_records < score.num_usable ? ` of ${score.num_usable.toLocaleString("en")}` : "";
+  const measured = `${metricName(score.metric)} on ${score.num_records.toLocaleString("en")}${sampled} records`;
   const unusable = score.num_unusable ? ` ${score.num_unusable.toLocaleString("en")} more lack a field of the task.` : "";
   const best = score.metric === "loss" ? score.baselines[0] : score.baselines.at(-1);
   if (!best) return `${measured}.${unusable}`;

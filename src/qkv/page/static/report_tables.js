@@ -111,15 +111,12 @@ function sureness(one) {
 export function leakList(name, report) {
   if (!report) return null;
   const near = report.leaks.length - report.num_exact;
-  const compared = report.complete ? "the" : "the first";
-  const parts = [
-    html(
-      "p",
-      {},
-      `${count(report.leaks.length)} of ${count(report.num_evaluation)} ${name} records also occur among ${compared} ` +
-        `${count(report.num_training)} training records: ${count(report.num_exact)} word for word, ${count(near)} nearly.`,
-    ),
-  ];
+  const compared = `among the ${report.complete ? "" : "first "}${count(report.num_training)} training records`;
+  const found = report.leaks.length
+    ? `${count(report.leaks.length)} of ${count(report.num_evaluation)} ${name} records also occur ${compared}: ` +
+      `${count(report.num_exact)} word for word, ${count(near)} nearly.`
+    : `None of the ${count(report.num_evaluation)} ${name} records occurs ${compared}, not even nearly.`;
+  const parts = [html("p", {}, found)];
   if (report.leaks.length) {
     const ordered = [...report.leaks].sort((one, two) => two.similarity - one.similarity);
     const rows = ordered
