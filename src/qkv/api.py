@@ -18,7 +18,7 @@ from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.models import Config, Encoder, Network, Seq2Seq, build
 from qkv.models.tables import presets
 from qkv.progress import OnProgress
-from qkv.tasks.calls import TaskCalls, stream_batches
+from qkv.tasks.calls import CALLS, TaskCalls, stream_batches
 from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES
 from qkv.tasks.run.classify import handle_long_texts
 from qkv.tasks.run.embed import embed_texts
@@ -330,7 +330,9 @@ class Model(TaskCalls):
         """
         if isinstance(self.network, Seq2Seq):
             raise UsageError(
-                "embeddings are for encoder-only and decoder-only models; for the encoder's output use .hidden(ids)"
+                "m.embed needs an encoder-only or decoder-only model, but this model is an encoder-decoder, which "
+                f"generates a text for a text; it can: {', '.join(f'm.{name}' for name in CALLS['text_to_text'])}; for "
+                "the output of its encoder, use m.hidden(ids)"
             )
         if pooling is not None and pooling not in POOLINGS:
             raise UsageError(f"pooling = {pooling!r} is unknown; choose from {', '.join(POOLINGS)}")
