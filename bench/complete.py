@@ -2,7 +2,8 @@
 
     python bench/complete.py MODEL --text notes.txt --keystrokes 200
 
-The text is typed character by character after a context of `--context` characters. Times are in milliseconds.
+The text is typed character by character after a context of `--context` characters. Times are in milliseconds. On a
+machine with other programs, the CPU time of a process with one thread (`OMP_NUM_THREADS=1`) is the better estimate.
 """
 
 import argparse
@@ -15,16 +16,19 @@ from qkv.tasks.run.complete import Completer
 from qkv.tasks.task import TextModel
 
 
-def time_keystrokes(model: TextModel, text: str, start: int, count: int, *, keeps_cache: bool) -> list[float]:
-    """The milliseconds of each call, the first of which reads the context."""
-    completer, times = Completer(model), []
+def time_keystrokes(
+    model: TextModel, text: str, start: int, count: int, *, keeps_cache: bool
+) -> dict[str, list[float]]:
+    """The milliseconds of each call but the first, which reads the context."""
+    completer, times = Completer(model), {"elapsed": list[float](), "CPU": list[float]()}
     for end in range(start, min(start + count, len(text)) + 1):
         if not keeps_cache:
             completer.cache, completer.cached_ids = None, []
-        begin = time.perf_counter()
+        begin, cpu_begin = time.perf_counter(), time.process_time()
         completer.complete(text[:end], top=3, max_tokens=8)
-        times.append(1e3 * (time.perf_counter() - begin))
-    return times
+        times["elapsed"].append(1e3 * (time.perf_counter() - begin))
+        times["CPU"].append(1e3 * (time.process_time() - cpu_begin))
+    return {name: values[1:] for name, values in times.items()}
 
 
 def main() -> None:
@@ -41,11 +45,10 @@ def main() -> None:
     model = TextModel(loaded.network, loaded.tokenizer, loaded.config)
     text = options.text.read_text(encoding="utf-8")
     for name, keeps_cache in (("keys and values kept", True), ("read again", False)):
-        times = time_keystrokes(model, text, options.context, options.keystrokes, keeps_cache=keeps_cache)[1:]
-        slow = statistics.quantiles(times, n=20)[-1]
-        print(
-            f"{name:22} median {statistics.median(times):7.1f} ms   95 % below {slow:7.1f} ms   {len(times)} keystrokes"
-        )
+        times = time_keystrokes(model, text, options.context, options.keystrokes, keeps_cache=keeps_cache)
+        for clock, values in times.items():
+            median, slow = statistics.median(values), statistics.quantiles(values, n=20)[-1]
+            print(f"{name:22} {clock:8} median {median:7.1f} ms   95 % below {slow:7.1f} ms   {len(values)} keystrokes")
 
 
 if __name__ == "__main__":
