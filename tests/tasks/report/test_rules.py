@@ -56,6 +56,10 @@ def test_a_model_that_cannot_fit_its_training_data_is_too_small() -> None:
     assert names(score=with_scores(0.58, 0.9, 0.6)) == ["too_small", "pretrained"]
     assert "too_small" not in names(score=with_scores(0.58, 0.9, 0.99)), "it fits its training data"
     assert "too_small" not in names(score=with_scores(0.58, 0.9, 0.6), data=replace(DATA, truncated=1))
+    much = replace(DATA, tokens=100 * RECIPE.train.batch_tokens)
+    for steps, is_advised in ((50, False), (300, True)):  # half an epoch, three epochs
+        found = names(score=with_scores(0.58, 0.9, 0.6), fit=replace(SETTLED, steps=steps), data=much)
+        assert ("too_small" in found) == is_advised
     (advice, _) = give_advice(make_facts(score=with_scores(0.58, 0.9, 0.6)))
     assert advice.overrides == ("model.width=256", "model.layers=4")
     assert advice.command == "qkv train runs/a/recipe.toml run=runs/a-2 model.width=256 model.layers=4"

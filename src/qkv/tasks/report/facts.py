@@ -1,5 +1,6 @@
 """The facts of a report that advice depends on, and the class of advice itself."""
 
+import math
 import shlex
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -78,6 +79,13 @@ class Facts:
         if self.score is None or self.score.training is None:
             return 0.0
         return to_points(self.score.metric, self.score.training.value - self.score.model.value)
+
+    @property
+    def epochs(self) -> float:
+        """How often the run has seen its training data; infinity if it is unknown."""
+        if self.data is None or not self.data.tokens or not self.fit.steps:
+            return math.inf
+        return self.fit.steps * self.recipe.train.batch_tokens / self.data.tokens
 
     @property
     def is_nearly_perfect(self) -> bool:

@@ -8,6 +8,7 @@ from qkv.tasks.report.score import format_score
 
 GAP_POINTS = 8.0  # between the scores on training and validation data
 SMALL_MODEL = 0.9  # a lower score on the training data shows that the model is too small
+MIN_EPOCHS = 2.0  # if the model has seen its training data less often, it was not too small but trained too briefly
 PRETRAINED = "sentence-transformers/all-MiniLM-L6-v2"
 INIT_TASKS = {
     "classification": "classify",
@@ -82,7 +83,7 @@ def advise_underfitting(facts: Facts) -> Advice | None:
     if facts.fit.verdict != "settled" or not facts.is_below_baseline or not facts.is_trained_from_scratch:
         return None
     is_cut = facts.data is not None and facts.data.truncated + facts.data.skipped > 0
-    training = None if facts.score is None else facts.score.training
+    training = None if facts.score is None or facts.epochs < MIN_EPOCHS else facts.score.training
     if training is not None and training.value < SMALL_MODEL and facts.training_gap < GAP_POINTS and not is_cut:
         assert facts.score is not None
         stack, reached = facts.config.stack, format_score(facts.score.metric, training.value)
