@@ -116,10 +116,11 @@ def adapt_to_classification(size: StarterSize, data_bytes: float) -> StarterSize
     return replace(
         size,
         vocab_size=max(size.vocab_size, 16_000),
+        width=max(size.width, 256),
         layers=size.layers // 2,
-        dropout=0.5 if is_little else 0.3,
+        dropout=0.4 if is_little else 0.3,
         batch_tokens=CLASSIFIER_BATCH_TOKENS,
-        lr=3e-3 if size.width < 256 else 1e-3,
+        lr=1e-3,
         max_epochs=max(10, math.ceil(MIN_STEPS / max(epoch_steps, 1))),
         ema_decay=0.99,
     )
