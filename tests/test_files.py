@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qkv.files import partial_path, read_bytes, replace_folder, write_atomically
+from qkv.errors import UsageError
+from qkv.files import partial_path, read_bytes, replace_folder, to_path, write_atomically
 
 
 def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
@@ -73,3 +74,9 @@ def test_reading_a_small_file_needs_little_memory(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2**20
+
+
+@pytest.mark.parametrize("name", [3, None, b"runs/a", ["runs/a"]])
+def test_a_value_that_is_no_path_is_named(name: object) -> None:
+    with pytest.raises(UsageError, match=r"a path must be a text or a pathlib\.Path, got "):
+        to_path(name)  # type: ignore[arg-type]

@@ -122,6 +122,8 @@ def sync_folder(folder: Path) -> None:
 
 def to_path(name: str | os.PathLike[str]) -> Path:
     """The path of a file or folder that a user names; `~` stands for the home folder. A folder must be readable."""
+    if not isinstance(name, str | os.PathLike):
+        raise UsageError(f"a path must be a text or a pathlib.Path, got {shorten(repr(name))} ({type(name).__name__})")
     text = os.fspath(name)
     if "\0" in text:
         raise UsageError(f"{shorten(repr(text))} cannot be a path, because it contains a NUL character; check the name")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from qkv.blocks import HeadConfig
+from qkv.errors import UsageError
 from qkv.models import Config, Decoder, Encoder, Seq2Seq, build
 
 Make = Callable[..., Any]
@@ -90,3 +91,8 @@ def test_types_reach_the_encoder_of_a_seq2seq(config: Make) -> None:
     ids = torch.arange(6)[None]
     plain, typed = (network.encode(ids, token_type_ids=types).vectors for types in (None, torch.ones_like(ids)))
     assert not torch.equal(plain, typed)
+
+
+def test_a_value_that_is_no_config_is_named() -> None:
+    with pytest.raises(UsageError, match="a network is built from a Config or the name of a preset, got 3"):
+        build(3)  # type: ignore[arg-type]

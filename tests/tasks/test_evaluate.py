@@ -1,5 +1,6 @@
 """Which task a model is made for, and what holds for all of them: modes, weights, the same numbers each time."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import qkv
 from qkv.errors import UsageError
 from qkv.models.tables import presets
 from qkv.tasks.evaluate import TASKS, evaluate, find_task, main_metric, run
+from qkv.tasks.evaluation_records import load_records
 from qkv.tasks.prepare.columns import field_names
 
 TAGGED = {"tokens": ["Anna", "runs"], "tags": ["B-PER", "O"]}
@@ -113,3 +115,16 @@ def test_wrong_options_and_texts_are_named() -> None:
     bare = qkv.Model(made.config, made.network)
     with pytest.raises(UsageError, match="no tokenizer"):
         bare.run("fox")
+
+
+def test_files_of_an_evaluation_are_texts_or_paths(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.tsv"
+    file.write_text("source\ttarget\nfox\tdog\n", encoding="utf-8")
+    task = TASKS["text_to_text"]
+    for data in (file, str(file), [file]):
+        assert load_records(task, data)[0].fields == {"source": "fox", "target": "dog"}
+    by_field = load_records(task, {"source": file, "target": file})
+    assert by_field[0].fields["source"] == by_field[0].fields["target"]
+    for wrong in (3, None, b"pairs.tsv", [3], {"source": 3}):
+        with pytest.raises(UsageError, match="data must be a file, a list of files, field → file, or a built-in"):
+            load_records(task, wrong)  # type: ignore[arg-type]

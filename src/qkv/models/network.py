@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from qkv.blocks import initialise
+from qkv.errors import UsageError, shorten
 from qkv.models.config import Config
 from qkv.models.decoder import Decoder
 from qkv.models.encoder import Encoder
@@ -17,6 +18,8 @@ FAMILIES: dict[str, Callable[[Config], Network]] = {"encoder": Encoder, "decoder
 
 def build(config: Config, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Network:
     """Return a network with new random weights. On `device="meta"` it has only shapes and uses no memory."""
+    if not isinstance(config, Config):
+        raise UsageError(f"a network is built from a Config or the name of a preset, got {shorten(repr(config))}")
     if torch.device(device).type == "meta":
         with torch.device(device), SkipTorchInit():
             return FAMILIES[config.family](config).to(dtype)

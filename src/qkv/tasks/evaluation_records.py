@@ -6,12 +6,13 @@ Columns are recognised as in training, so `qkv eval` reads the same files as a r
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 from qkv.data import Problems, Record
 from qkv.data.builtin import DATASETS
 from qkv.data.builtin.dataset import SPLITS
-from qkv.errors import UsageError, suggest_name
+from qkv.errors import UsageError, shorten, suggest_name
 from qkv.progress import OnProgress
 from qkv.tasks.prepare.columns import check_columns
 from qkv.tasks.prepare.sources import BuiltinSource, open_source, open_sources
@@ -19,9 +20,24 @@ from qkv.tasks.task import Task
 from qkv.train.recipe.schema import DataSection, ObjectiveSection, Recipe
 
 
+def _check_files(data: Any) -> Any:
+    """The name of a file, a tuple of names, or field → name, with all names as texts."""
+    if isinstance(data, str | Path):
+        return str(data)
+    is_by_field = isinstance(data, Mapping)
+    names = list(data.values() if is_by_field else data) if isinstance(data, Mapping | Sequence) else [data]
+    wrong = [name for name in names if not isinstance(name, str | Path)]
+    if wrong or isinstance(data, bytes):
+        raise UsageError(
+            f"data must be a file, a list of files, field → file, or a built-in dataset ({', '.join(DATASETS)}), "
+            f"got {shorten(repr(data))}"
+        )
+    return {field: str(name) for field, name in data.items()} if is_by_field else tuple(map(str, names))
+
+
 def load_records(
     task: Task,
-    data: str | Sequence[str] | Mapping[str, str],
+    data: str | Path | Sequence[str | Path] | Mapping[str, str | Path],
     *,
     columns: Mapping[str, str] | None = None,
     format: str = "",
@@ -36,7 +52,7 @@ def load_records(
     `columns` maps fields to columns; `key` is for JSON documents. At most `max_records` are loaded (0: all).
     `problems` counts invalid records.
     """
-    files: Any = dict(data) if isinstance(data, Mapping) else data if isinstance(data, str) else tuple(data)
+    files = _check_files(data)
     if isinstance(files, tuple) and len(files) == 1:
         files = files[0]
     is_builtin = isinstance(files, str) and files in DATASETS
