@@ -24,15 +24,14 @@ def _check_files(data: Any) -> Any:
     """The name of a file, a tuple of names, or field → name, with all names as texts."""
     if isinstance(data, str | Path):
         return str(data)
-    is_by_field = isinstance(data, Mapping)
-    names = list(data.values() if is_by_field else data) if isinstance(data, Mapping | Sequence) else [data]
-    wrong = [name for name in names if not isinstance(name, str | Path)]
-    if wrong or isinstance(data, bytes):
-        raise UsageError(
-            f"data must be a file, a list of files, field → file, or a built-in dataset ({', '.join(DATASETS)}), "
-            f"got {shorten(repr(data))}"
-        )
-    return {field: str(name) for field, name in data.items()} if is_by_field else tuple(map(str, names))
+    if isinstance(data, Mapping) and all(isinstance(name, str | Path) for name in data.values()):
+        return {field: str(name) for field, name in data.items()}
+    if isinstance(data, Sequence) and all(isinstance(name, str | Path) for name in data):
+        return tuple(map(str, data))
+    raise UsageError(
+        f"data must be a file, a list of files, field → file, or a built-in dataset ({', '.join(DATASETS)}), "
+        f"got {shorten(repr(data))}"
+    )
 
 
 def load_records(
