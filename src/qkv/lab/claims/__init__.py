@@ -34,6 +34,8 @@ ORDER: tuple[str, ...] = (
     "label-smoothing",
     "dropout",
     "batch-size",
+    "optimizers",
+    "scaling-laws",
     # running
     "kv-cache",
     "beam-search",
