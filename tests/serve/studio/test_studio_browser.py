@@ -242,6 +242,13 @@ def test_switches_recompute_the_answer_and_a_link_reproduces_the_view(browser: A
     assert not opened.errors
 
 
+def test_switches_that_are_clicked_before_the_answer_comes_are_all_switched(browser: Any, studio: Any) -> None:
+    opened = Studio(browser, studio.address, "switches", "decoder")
+    opened.page.evaluate("document.querySelectorAll('.switch').forEach((one, i) => i < 3 && one.click())")
+    opened.page.wait_for_selector(".switch[data-part='decoder.0.head.1'][aria-pressed=true]")
+    assert opened.page.locator(".switch[aria-pressed=true]").count() == 3
+
+
 def test_a_head_is_switched_off_where_it_is_shown(browser: Any, studio: Any) -> None:
     opened = Studio(browser, studio.address, "attention", "seq2seq")
     opened.page.locator("button.head").last.click()

@@ -17,7 +17,7 @@ export function forgetInfos() {
 
 /**
  * The context of a side, 0 or 1: the model (`info`), its trace (`data`), the switches (`off`), what to send for more
- * (`request`), and what a panel can do: `update` a choice, `setOff`, `fail` with an error.
+ * (`request`), and what a panel can do: `update` a choice, `switchAllOn`, `toggle` a part, `fail` with an error.
  */
 export async function makeContext(side, panel, shared) {
   const {state, update, signal} = shared;
@@ -31,7 +31,11 @@ export async function makeContext(side, panel, shared) {
   const wanted = {...request, views: panel.views};
   if (panel.name === "next" && side === 0 && state.position !== null) wanted.position = state.position;
   const data = await post("trace", wanted, signal);
-  return {side, ...shared, info, data, request, off, setOff: (names) => update({[offName]: names})};
+  const switchAllOn = () => update({[offName]: []});
+  // The switches as they are now: this trace may be older than the last click.
+  const toggle = (name) =>
+    update({[offName]: (now) => (now.includes(name) ? now.filter((one) => one !== name) : [...now, name])});
+  return {side, ...shared, info, data, request, off, switchAllOn, toggle};
 }
 
 /** Whether a model can read two texts: to classify both, or a question and its context. */

@@ -6,7 +6,7 @@ import {pictureButtons} from "./export.js";
 import {post} from "./server.js";
 
 /** The actions of view_attention.js. */
-export function headActions({data, request, off, setOff, update, state, side, fail, signal}) {
+export function headActions({data, request, off, toggle, update, state, side, fail, signal}) {
   const partName = (attention, layer, head) =>
     `${attention.queries}.${layer}.${attention.name === "cross" ? "cross" : "head"}.${head}`;
   const isOff = (attention, layer, head) =>
@@ -20,16 +20,16 @@ export function headActions({data, request, off, setOff, update, state, side, fa
     },
     buttons: (attention, layer, head, close) => {
       const name = partName(attention, layer, head);
-      const toggle = () => {
+      const press = () => {
         close();
-        setOff(off.includes(name) ? off.filter((one) => one !== name) : [...off, name]);
+        toggle(name);
       };
       const text = off.includes(name) ? "Switch this head on" : "Switch this head off";
       const savers = pictureButtons(
         () => document.querySelector("dialog .head-body"),
         () => name,
       );
-      return [html("button", {type: "button", class: "quiet", onclick: toggle}, text), savers[1]]; // the dialog saves SVG
+      return [html("button", {type: "button", class: "quiet", onclick: press}, text), savers[1]]; // the dialog saves SVG
     },
   };
   if (state.head && side === 0 && !document.querySelector("dialog")) reopen(data, state.head, actions);

@@ -5,7 +5,7 @@ import {marked} from "./panel_words.js";
 import {setKey} from "./server.js";
 
 /** The answer, which of its words the switches changed, and a button that switches all on. */
-export function answerLine({data, off, setOff}) {
+export function answerLine({data, off, switchAllOn}) {
   const answer = data.answer;
   const isChanged = off.length && answer.text !== answer.with_all;
   return html(
@@ -26,7 +26,7 @@ export function answerLine({data, off, setOff}) {
           {class: "note"},
           `${off.length} ${off.length === 1 ? "part is" : "parts are"} off. `,
           isChanged ? `With all parts: ${answer.with_all || "(empty)"} ` : "The answer is the same with all parts. ",
-          html("button", {type: "button", class: "quiet", onclick: () => setOff([])}, "Switch all on"),
+          html("button", {type: "button", class: "quiet", onclick: switchAllOn}, "Switch all on"),
         )
       : null,
   );

@@ -5,9 +5,8 @@ import {roving} from "./page/roving.js";
 
 const KINDS = {head: "head", cross: "cross-attention head", mlp: "MLP"};
 
-export function switchesPanel({info, off, setOff}) {
+export function switchesPanel({info, off, switchAllOn, toggle}) {
   const isOff = new Set(off);
-  const toggle = (name) => setOff(isOff.has(name) ? off.filter((one) => one !== name) : [...off, name]);
   return html(
     "div",
     {class: "block"},
@@ -20,7 +19,7 @@ export function switchesPanel({info, off, setOff}) {
     html(
       "div",
       {class: "buttons"},
-      html("button", {type: "button", class: "quiet", disabled: !off.length, onclick: () => setOff([])}, "Switch all on"),
+      html("button", {type: "button", class: "quiet", disabled: !off.length, onclick: switchAllOn}, "Switch all on"),
     ),
   );
 }
