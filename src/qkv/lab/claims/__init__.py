@@ -22,6 +22,8 @@ ORDER: tuple[str, ...] = (
     # families
     "vanishing-gradients",
     "recall",
+    "copying",
+    "copying",
     "bottleneck",
     "recurrent-language-model",
     "context-bidirectional",

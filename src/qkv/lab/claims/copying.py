@@ -169,7 +169,7 @@ def expect(table: Table) -> list[Check]:
             f"with a window of {reached}, two layers copy {reached} symbols ({SOLVED} or more), and {longest} are out "
             "of reach (below 0.15)",
             window.get(reached, 0) >= SOLVED and window.get(longest, 1) < 0.15,
-            ", ".join(f"{value:.2f} with {x}" for x, value in window.items() if x >= reached) or "not trained",
+            ", ".join(f"{value:.2f} with {x}" for x, value in window.items() if float(x) >= reached) or "not trained",
         ),
     ]
 
