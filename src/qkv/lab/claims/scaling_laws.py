@@ -240,9 +240,9 @@ CLAIM = Claim(
     measure=measure,
     expect=expect,
     charts=(
-        Chart(measure=BY_PARAMETERS, x="parameters (without the embedding)", log_x=True, log_y=True),
-        Chart(measure=BY_TOKENS, x="training tokens", log_x=True, log_y=True),
-        Chart(measure=BY_COMPUTE, x="compute (FLOPs)", log_x=True, log_y=True),
+        Chart(measure=BY_PARAMETERS, x="parameters (without the embedding)", log_x=True),
+        Chart(measure=BY_TOKENS, x="training tokens", log_x=True),
+        Chart(measure=BY_COMPUTE, x="compute (FLOPs)", log_x=True),
         Chart(measure=HELD_OUT, x="held-out run"),
         Chart(measure=EXPONENT, x="of what"),
         Chart(measure=BY_EPOCHS, x="times that the text is seen", log_x=True),
