@@ -23,7 +23,6 @@ ORDER: tuple[str, ...] = (
     "vanishing-gradients",
     "recall",
     "copying",
-    "copying",
     "bottleneck",
     "recurrent-language-model",
     "context-bidirectional",
