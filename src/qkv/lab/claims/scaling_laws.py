@@ -215,21 +215,22 @@ CLAIM = Claim(
     "four times the parameters, and a run with twice the tokens. One model is also trained on less text, which it "
     "sees several times.",
     lesson="In the range of the fit, the loss falls with more parameters, tokens and compute, but slowly: by the power "
-    "laws, twice the tokens lower it by 10 %, twice the parameters by 3 %. Two things limit the prediction. First, "
-    "the held-out model has two parameters for each token. It was no better than a model with a quarter of its "
-    "parameters, probably because it had too few steps to use the others. L(N, D) adds one term for parameters and "
-    "one for data, and cannot express that. Hoffmann et al. (2022) found about 20 tokens per parameter best for a "
-    "given compute: parameters and tokens should grow together. Here, too, 10¹⁰ FLOPs are better spent on 14,000 "
-    "parameters than on 56,000 (2.27 against 2.62 nats). Second, a fit needs runs near the irreducible loss E to "
-    "determine it. All runs here are far above it, so E and α trade off against each other and differ between "
-    "seeds. For the run with more data, the plain power law predicted better than the fit with E. Repeated text is "
-    "worth less than new text. Four epochs cost more here than with large corpora (Muennighoff et al., 2023), "
-    "because so little text also lacks variety.",
-    limits="Models of 8,000 to 222,000 parameters that differ only in width, at most 205,000 tokens, three seeds. The "
-    "learning rate follows a rule, 0.32/width, from trials with another seed at widths 16 and 96; at width 96, "
-    "rates of 0.01 and 0.03 were worse. The exponents are those of this range: as the loss comes closer to an "
-    "irreducible one, the exponent of a plain power law becomes smaller. Hoffmann et al. fitted runs of 6·10¹⁸ to "
-    "3·10²¹ FLOPs; ours have 10⁹ to 10¹¹.",
+    "laws, twice the tokens lower it by 10 %, twice the parameters by 3 %. Two things limit the prediction. "
+    "First, the held-out model has two parameters for each token. It was no better than a model with a quarter "
+    "of its parameters, probably because it had too few steps to use the others. L(N, D) adds one term for "
+    "parameters and one for data, and cannot express that. Hoffmann et al. (2022) found about 20 tokens per "
+    "parameter best for a given compute: parameters and tokens should grow together. Here, too, 10¹⁰ FLOPs are "
+    "better spent on 14,000 parameters than on 56,000 (2.27 against 2.62 nats). Second, a fit needs runs near "
+    "the irreducible loss E to determine it. All runs here are far above it, so E and α trade off against each "
+    "other and differ between seeds. For the run with more data, the plain power law predicted better than the "
+    "fit with E. Repeated text is worth less than new text. Four epochs cost more here than with large corpora "
+    "(Muennighoff et al., 2023), probably because so little text also lacks variety.",
+    limits="Models of 8,000 to 222,000 parameters that differ in width and heads, at most 205,000 tokens, three seeds. "
+    "The learning rate follows a rule, 0.32/width, from trials with another seed at widths 16 and 96; at width "
+    "96, rates of 0.01 and 0.03 were worse. We stated the tolerances after these trials and before the runs of "
+    "the fit. The exponents are those of this range: as the loss comes closer to an irreducible one, the "
+    "exponent of a plain power law becomes smaller. Hoffmann et al. fitted runs of 6·10¹⁸ to 3·10²¹ FLOPs; ours "
+    "have 10⁹ to 10¹¹.",
     settings={
         "mini": ScalingLawsSettings((16, 24), (1, 2), 32, 4, 16, (2,), train_bytes=4000, valid_bytes=500),
         "small": ScalingLawsSettings(),
