@@ -19,13 +19,14 @@ from qkv.train.watch import StepReport, Watcher
 LOSS = "validation loss (nats per byte)"
 POSITION = "loss by position (nats per byte)"
 SECONDS = "milliseconds of a training step"
+RATE = "validation loss at the end (nats per byte)"
 PARAMETERS = "parameters"
 NAMES = {"LSTM": "LSTM", "attention": "Transformer"}
 
 
 @dataclass(frozen=True)
 class RecurrentLanguageModelSettings:
-    """The width of the Transformer, the context in bytes, the corpus, training, and timed steps."""
+    """The width of the Transformer, the context in bytes, the corpus, training, timed steps, and learning rates."""
 
     width: int = 64
     context: int = 128
@@ -36,6 +37,7 @@ class RecurrentLanguageModelSettings:
     num_evaluations: int = 8
     timed_contexts: tuple[int, ...] = (32, 128, 512)
     timed_steps: int = 10
+    rates: tuple[float, ...] = (3e-3, 1e-2, 3e-2)
 
 
 def measure(experiment: Experiment) -> Iterator[Point]:
@@ -46,10 +48,16 @@ def measure(experiment: Experiment) -> Iterator[Point]:
     for family, name in NAMES.items():
         keys = {**BYTE_MODEL, **corpus, **models[family], "data.max_length": settings.context}
         steps = {"train.steps": settings.steps, "train.eval_every": settings.steps // settings.num_evaluations}
-        trained = experiment.train(name, {**keys, **steps, "train.eval_examples": 1})
+        runs = {}
+        for rate in settings.rates:
+            run = f"{name}, learning rate {rate:g}"
+            runs[run] = experiment.train(run, {**keys, **steps, "train.lr": rate, "train.eval_examples": 1})
+            yield Point(RATE, name, rate, runs[run].run_end.metrics["loss"])
+        best = min(runs, key=lambda run: runs[run].run_end.metrics["loss"])
+        trained = runs[best]
         assert isinstance(trained.network, Decoder)
         yield Point(PARAMETERS, name, 0, sum(one.numel() for one in trained.network.parameters()))
-        for step, loss in experiment.curves(name).validation["loss"]:
+        for step, loss in experiment.curves(best).validation["loss"]:
             yield Point(LOSS, name, step, loss)
         passages = read_passages(corpus["data.valid"], trained.tokenizer, settings.num_passages, settings.context)
         losses = loss_by_position(trained.network, torch.tensor(passages))
@@ -157,18 +165,18 @@ CLAIM = Claim(
     ),
     question="Which of the two learns more from the same text, from what distance, and in what time?",
     method="Both are language models of bytes, with equal numbers of parameters, trained on the same passages of the "
-    "standard library's source code with the same learning rate. The loss by position shows how much a longer context "
-    "helps. For the time, a training step always has the same number of tokens, in passages of different lengths.",
+    "standard library's source code. Each model has the best of three learning rates. The loss by position shows how "
+    "much a longer context helps. For the time, a training step always has the same number of tokens, in passages of "
+    "different lengths.",
     lesson="An LSTM knows the context only through its state, in which everything has to fit. Attention reads every "
-    "earlier token itself, so it gains more from a long context. A training step of an LSTM has to wait for "
-    "each token in turn. On a CPU that computes a few numbers at a time anyway, this costs little, and an LSTM "
-    "of equal size has fewer operations to compute. It costs much where all tokens could be computed at once, "
-    "as on a GPU.",
+    "earlier token itself, so it gains more from a long context. A training step of an LSTM has to wait for each "
+    "token in turn. On a CPU that computes a few numbers at a time anyway, this costs little, and an LSTM of equal "
+    "size has fewer operations to compute. It costs much where all tokens could be computed at once, as on a GPU.",
     limits="The models are small and the training is short. Times are of one CPU; a GPU computes more tokens at once, "
     "so that steps that must wait for each other cost more there. An LSTM generates a token in constant time, and a "
     "Transformer's cache grows.",
     settings={
-        "mini": RecurrentLanguageModelSettings(16, 16, 3000, 1000, 4, 4, 2, (16, 32), 2),
+        "mini": RecurrentLanguageModelSettings(16, 16, 3000, 1000, 4, 4, 2, (16, 32), 2, (3e-3,)),
         "small": RecurrentLanguageModelSettings(),
         "full": RecurrentLanguageModelSettings(128, 512, 8_000_000, 200_000, 256, 3000, 15, (32, 128, 512, 2048), 30),
     },
@@ -176,6 +184,7 @@ CLAIM = Claim(
     expect=expect,
     charts=(
         Chart(measure=LOSS, x="training steps"),
+        Chart(measure=RATE, x="learning rate", log_x=True, whole=False),
         Chart(measure=POSITION, x="bytes of context before the predicted byte, at least", log_x=True),
         Chart(measure=SECONDS, x="bytes in a passage", log_x=True, log_y=True),
     ),
