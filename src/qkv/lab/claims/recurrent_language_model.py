@@ -154,7 +154,7 @@ def example() -> None:
 CLAIM = Claim(
     name="recurrent-language-model",
     chapter="families",
-    title="Language models: LSTM against Transformer, with the same parameters and tokens",
+    title="LSTM and Transformer language models, with equal parameters and tokens",
     quotes=(
         Quote(
             "Moreover, transformer models require less training time compared to older recurrent neural network "
