@@ -8,7 +8,7 @@ from qkv.errors import UsageError
 from qkv.lab import ClaimResult, find_claim, run_claim
 from qkv.lab.claims.beam_search import BLEU, read_pairs
 from qkv.lab.claims.layers_probes import TREEBANK
-from qkv.lab.claims.word_vectors import DATA_ACCURACY, PRETRAINED, RANDOM, read_examples
+from qkv.lab.claims.word_vectors import DATA_ACCURACY, PRETRAINED, RANDOM, SHUFFLED, read_examples
 
 WORDS = ("good", "fine", "bad", "poor")
 
@@ -33,7 +33,7 @@ def test_word_vectors_of_a_file(tmp_path: Path) -> None:
     vectors = [f"{word} {0.5 if i < 2 else -0.5} 0.25 -0.125\n" for i, word in enumerate(WORDS)]
     (tmp_path / "vectors.txt").write_text("".join(vectors))
     table = run_mini("word-vectors", tmp_path).table
-    assert table.series(DATA_ACCURACY) == [RANDOM, PRETRAINED]
+    assert table.series(DATA_ACCURACY) == [RANDOM, PRETRAINED, SHUFFLED]
     assert table.xs(DATA_ACCURACY) == [20, 40]
     assert all(0 <= value <= 1 for name in (RANDOM, PRETRAINED) for value in table.curve(DATA_ACCURACY, name).values())
 
