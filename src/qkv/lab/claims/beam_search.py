@@ -245,7 +245,7 @@ CLAIM = Claim(
     "its outputs, so greedy decoding does better than with a model trained on human translations only. "
     "Log-probability is not quality: BLEU needs pairs of sentences (`--data`). With 1,000 held-out pairs of Tatoeba "
     "and no length penalty, it was 56.2 with greedy decoding, 57.3 with beam 4 (a gain of 0.3 to 2.1) and 57.2 with "
-    "beam 16: for short sentences, wide beams do no harm.",
+    "beam 16: on these short sentences, a beam of 16 did no harm.",
     settings={
         "mini": BeamSearchSettings(1, (1, 2, 4), max_pairs=4),
         "small": BeamSearchSettings(),

@@ -164,7 +164,8 @@ CLAIM = Claim(
     "them.",
     limits="Two layers of width 32, a few hundred steps and one corpus. In one run with 5,000 steps on ten times the "
     "text, tying still cost 0.09 bits per byte with a vocabulary of 4,096, and 0.09 with bytes. Models of equal size, "
-    "in which the saved parameters are spent on the blocks, are not compared.",
+    "in which the saved parameters are spent on the blocks, are not compared. The expectations about steps and "
+    "initial sizes were stated after that one run.",
     settings={
         "mini": TiedEmbeddingsSettings((300,), train_bytes=5000, steps=2, more_steps=4),
         "small": TiedEmbeddingsSettings(),
