@@ -5,6 +5,7 @@ from typing import Literal
 
 import torch
 
+from qkv.blocks import Tap
 from qkv.blocks.kernels.gpu import device_guard
 from qkv.decode.backend import choose_backend
 from qkv.decode.loop import GenerationCall
@@ -99,11 +100,16 @@ def make_draft(draft: Draft | Network | str | None) -> Draft | None:
 
 @torch.inference_mode()
 def score(
-    network: Network, prompts: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], *, logprobs: int = 0
+    network: Network,
+    prompts: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    *,
+    logprobs: int = 0,
+    tap: Tap | None = None,
 ) -> list[list[TokenLogprob]]:
     """Return the log-probability of every token of each target, given its prompt or source. Runs one forward pass.
 
-    `logprobs` is the number of alternative tokens to report for each token.
+    `logprobs` is the number of alternative tokens to report for each token. `tap` edits activations in the pass.
     """
     GenerationOptions(max_tokens=1).check(network.config)
     assert isinstance(network, Decoder | Seq2Seq)
@@ -112,12 +118,12 @@ def score(
         inputs = [[start_token(network), *target[:-1]] for target in targets]
         check_max_length(network, inputs, prompts, 0)
         source = left_pad(prompts, device)
-        memory = network.encode(source.clamp(min=0), (source >= 0).long())
+        memory = network.encode(source.clamp(min=0), (source >= 0).long(), tap=tap)
     else:
         inputs = [[*prompt, *target[:-1]] for prompt, target in zip(prompts, targets, strict=True)]
         check_max_length(network, inputs, None, 0)
     padded = left_pad(inputs, device)
-    x = decoder_states(network, padded.clamp(min=0), (padded >= 0).long(), memory=memory)
+    x = decoder_states(network, padded.clamp(min=0), (padded >= 0).long(), memory=memory, tap=tap)
     scored = []
     for row, target in enumerate(targets):
         logits = network.head.project(x[row, x.shape[1] - len(target) :])

@@ -367,6 +367,17 @@ def test_a_source_is_changed_word_by_word(browser: Any, studio: Any) -> None:
     assert rows.all_inner_texts()[-3:] == ["the", "chat", "chased"]
 
 
+def test_the_word_alignment_is_that_of_translate(browser: Any, studio: Any) -> None:
+    links = studio.models["seq2seq"].translate(TEXT, align=True, max_tokens=47).alignment
+    assert links
+    opened = Studio(browser, studio.address, "words", "seq2seq")
+    opened.page.get_by_text("Alignment as a table").click()
+    opened.page.wait_for_selector("#panel tbody tr")
+    rows = [row.locator("th, td").all_inner_texts() for row in opened.page.locator("#panel tbody tr").all()]
+    assert rows == [[link.target, link.source, f"{link.weight:.2f}"] for link in links]
+    assert opened.page.locator(".alignment .link-line").count() == len(links)
+
+
 def test_top_examples_of_a_neuron_are_shown(browser: Any, studio: Any) -> None:
     opened = Studio(browser, studio.address, "neurons", "encoder")
     opened.page.locator("#panel textarea").fill("le chat\n14 mai 1989")

@@ -1,6 +1,7 @@
 """What the studio computes: its numbers equal torch's, switches are ablations, and bad requests are refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,36 @@ def test_a_document_has_the_views_that_are_asked_for(models: dict[str, qkv.Model
         document = json.loads(json.dumps(trace(model, ask(views=[view]), {}), allow_nan=False))
         assert document["views"] == ["tokens", view]
         assert document["answer"]["text"] == document["answer"]["with_all"]
-    alignment = trace(model, ask(views=["alignment"]), {})["views"]
-    assert ("alignment" in alignment) == (family == "seq2seq")
+    for view in ("alignment", "word_alignment"):
+        assert (view in trace(model, ask(views=[view]), {})["views"]) == (family == "seq2seq")
+
+
+def test_words_are_aligned_as_in_translate(models: dict[str, qkv.Model]) -> None:
+    for model, text in ((models["seq2seq"], TEXT), (qkv.load("en-fr"), "The girl is reading a book.")):
+        document = trace(model, ask(text=text, views=["word_alignment"]), {})
+        found = document["word_alignment"]
+        expected = model.translate(text, align=True, max_tokens=47)
+        assert document["answer"]["text"] == expected.text
+        assert [
+            (found["source"][link["source"]], found["target"][link["target"]], link["weight"])
+            for link in found["links"]
+        ] == [(link.source, link.target, pytest.approx(link.weight, abs=1e-4)) for link in expected.alignment]
+        assert "word_alignment" not in trace(model, ask(text=text, views=["attention"]), {})  # that panel stays fast
+    pairs = {(found["source"][link["source"]], found["target"][link["target"]]) for link in found["links"]}
+    assert {("girl", "fille"), ("reading", "lit"), ("book", "livre")} <= pairs  # cross-attention is one word off
+
+
+def test_the_alignment_is_of_the_target_and_the_switches_that_are_shown(models: dict[str, qkv.Model]) -> None:
+    model = models["seq2seq"]
+    request = ask(target="le chat", views=["word_alignment"])
+    found = trace(model, request, {})["word_alignment"]
+    assert (found["source"], found["target"]) == (["the", "cat", "chased"], ["le", "chat"])
+    without = trace(model, replace(request, off=("encoder.0",)), {})["word_alignment"]
+    assert without["links"] != found["links"]
+    off = tuple(f"decoder.{layer}.cross.{head}" for layer in range(2) for head in range(3))
+    assert not trace(model, replace(request, off=off), {})["word_alignment"]["links"]  # nothing of the source is read
+    long = trace(model, ask(text="&" * 33, target="le", views=["word_alignment"]), {})["word_alignment"]
+    assert (len(long["source"]), long["links"]) == (33, [])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

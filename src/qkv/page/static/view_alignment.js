@@ -22,7 +22,7 @@ export function alignmentView(data) {
     const left = labels(source, words),
       right = labels(target, words);
     body.replaceChildren(
-      scrollBox("Alignment", picture(left, right, rows)),
+      scrollBox("Alignment", alignmentPicture(left, right, rows)),
       disclosure("Alignment as a table", () =>
         scrollBox(
           "Alignment as a table",
@@ -121,7 +121,8 @@ function order(row) {
   return row.map((_, j) => j).sort((a, b) => row[b] - row[a]);
 }
 
-function picture(left, right, rows) {
+/** Two columns of texts, and lines between them: `rows` has a weight for each target and source. */
+export function alignmentPicture(left, right, rows) {
   const side = (names) => {
     const longest = Math.max(MIN_LETTERS, ...names.map((name) => Array.from(name).length));
     return 10 + LETTER * Math.min(MAX_LETTERS, longest);

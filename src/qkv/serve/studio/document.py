@@ -7,6 +7,7 @@ from qkv.api import Model
 from qkv.errors import UsageError
 from qkv.inside import SparseAutoencoder
 from qkv.inside.look.document import VIEWS, LookOptions, document_sites, make_document
+from qkv.serve.studio.alignment import describe_alignment
 from qkv.serve.studio.answer import AnswerCache, StudioAnswer, read_text, split_pair
 from qkv.serve.studio.next_token import describe_next
 from qkv.serve.studio.requests import MAX_TOKENS, TraceRequest
@@ -53,6 +54,8 @@ def trace_document(
     parts: dict[str, Any] = {}
     if "next" in request.views and (described := describe_next(model, trace, request.position)) is not None:
         parts["next"] = described
+    if "word_alignment" in request.views and config.family == "seq2seq" and config.head.kind == "lm":
+        parts["word_alignment"] = describe_alignment(model, request.text, trace.tokens["decoder"].ids[1:], edits)
     document = make_document(model.network, trace, tokenizer, options, parts, token_types)
     if features:
         document["neurons"]["layers"] += describe_features(model, trace, features)

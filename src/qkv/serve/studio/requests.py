@@ -11,11 +11,13 @@ from qkv.values import check_bounds, check_field_types
 MAX_TOKENS = 256
 """The studio traces this many tokens of a sequence at most: the patterns grow with its square."""
 MAX_TEXT_CHARACTERS = 8000
+MAX_WORDS = 32
+"""The number of words of a text that are left out in turn."""
 MAX_SWITCHES = 4096
 MAX_EXAMPLES = 400
 """The number of texts among which the top examples of a neuron are found."""
 MAX_INDEX = 1 << 20
-TRACE_VIEWS = (*VIEWS, "next", "features")
+TRACE_VIEWS = (*VIEWS, "next", "features", "word_alignment")
 Request = TypeVar("Request", bound="TraceRequest")
 
 

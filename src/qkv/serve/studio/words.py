@@ -6,11 +6,9 @@ from qkv.api import Model
 from qkv.errors import UsageError
 from qkv.serve.studio.answer import find_answers, read_text
 from qkv.serve.studio.document import check_num_tokens
-from qkv.serve.studio.requests import TraceRequest
+from qkv.serve.studio.requests import MAX_WORDS, TraceRequest
 from qkv.serve.studio.switches import make_edits
 from qkv.text.words import split_words
-
-MAX_WORDS = 32
 
 
 def leave_words_out(model: Model, request: TraceRequest) -> dict[str, Any]:

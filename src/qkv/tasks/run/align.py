@@ -15,8 +15,9 @@ from itertools import pairwise
 import numpy as np
 
 from qkv.decode import score
+from qkv.inside import Edit, EditTap
 from qkv.models.runtime.eval_mode import eval_mode
-from qkv.tasks.results import GeneratedText, WordLink
+from qkv.tasks.results import WordLink
 from qkv.tasks.task import TextModel
 from qkv.text import Tokenizer
 from qkv.text.words import split_words
@@ -24,15 +25,20 @@ from qkv.text.words import split_words
 SOURCES_PER_BATCH = 32
 
 
-def align_words(model: TextModel, source: str, result: GeneratedText, prompt: str = "") -> list[WordLink]:
-    """A link for each word of the result that depends on a source word. `prompt` is the text before the source."""
+def align_words(
+    model: TextModel, source: str, target: str, target_ids: Sequence[int], prompt: str = "", edits: Sequence[Edit] = ()
+) -> list[WordLink]:
+    """A link for each word of the target that depends on a source word. `target_ids` are the tokens of the target.
+
+    `prompt` is the text before the source. `edits` are applied whenever the target is scored.
+    """
     ids, offsets = model.tokenizer.encode_with_offsets(prompt + source, add_special_tokens=True)
-    source_words, target_words = split_words(source), split_words(result.text)
-    if not result.ids or not source_words:
+    source_words, target_words = split_words(source), split_words(target)
+    if not target_ids or not source_words:
         return []
     source_of = token_words(source, source_words, [(start - len(prompt), end - len(prompt)) for start, end in offsets])
-    target_of = token_words(result.text, target_words, generated_offsets(model.tokenizer.target, result.ids))
-    drops = probability_drops(model, ids, source_of, len(source_words), result.ids)
+    target_of = token_words(target, target_words, generated_offsets(model.tokenizer.target, target_ids))
+    drops = probability_drops(model, ids, source_of, len(source_words), target_ids, edits)
     links = []
     for number, (start, end) in enumerate(target_words):
         rows = [row for row, word in enumerate(target_of) if word == number]
@@ -41,12 +47,17 @@ def align_words(model: TextModel, source: str, result: GeneratedText, prompt: st
             best = int(totals.argmax())
             first, last = source_words[best]
             weight = float(totals[best] / totals.sum())
-            links.append(WordLink(source[first:last], result.text[start:end], first, last, start, end, weight))
+            links.append(WordLink(source[first:last], target[start:end], first, last, start, end, weight))
     return links
 
 
 def probability_drops(
-    model: TextModel, ids: Sequence[int], source_of: Sequence[int | None], num_words: int, target: Sequence[int]
+    model: TextModel,
+    ids: Sequence[int],
+    source_of: Sequence[int | None],
+    num_words: int,
+    target: Sequence[int],
+    edits: Sequence[Edit] = (),
 ) -> np.ndarray:
     """How much the log-probability of each target token falls without each source word (T, W)."""
     if num_words == 1:  # nothing would be left of the source
@@ -56,7 +67,8 @@ def probability_drops(
     with eval_mode(model.network):
         for start in range(0, len(sources), SOURCES_PER_BATCH):
             batch = sources[start : start + SOURCES_PER_BATCH]
-            scored += [[one.logprob for one in row] for row in score(model.network, batch, [target] * len(batch))]
+            rows = score(model.network, batch, [target] * len(batch), tap=EditTap(edits) if edits else None)
+            scored += [[one.logprob for one in row] for row in rows]
     logprobs = np.array(scored).T
     drops: np.ndarray = logprobs[:, :1] - logprobs[:, 1:]
     return drops

@@ -72,7 +72,8 @@ def translate(
     if align:
         for part in flat:
             assert part.result is not None
-            part.result = replace(part.result, alignment=align_words(model, part.source, part.result, prompt))
+            links = align_words(model, part.source, part.result.text, part.result.ids, prompt)
+            part.result = replace(part.result, alignment=links)
     return [join_parts(text, several, keep_gaps=True) for text, several in zip(texts, parts, strict=True)]
 
 

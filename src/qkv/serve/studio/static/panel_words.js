@@ -1,7 +1,8 @@
 // Translation: the alignment, the source as words that can be changed one by one, and the answer without each word.
 
-import {html, scrollBox, table} from "./page/dom.js";
-import {alignmentView} from "./page/view_alignment.js";
+import {disclosure, html, number, scrollBox, table} from "./page/dom.js";
+import {saveButton} from "./page/save.js";
+import {alignmentPicture} from "./page/view_alignment.js";
 import {post} from "./server.js";
 import {changedWords, parts} from "./words.js";
 
@@ -12,8 +13,8 @@ export function wordsPanel(context) {
     {},
     html("h3", {}, "Change a word"),
     wordInputs(context),
-    data.alignment
-      ? [html("h3", {}, "Word alignment"), alignmentView(data)]
+    data.word_alignment
+      ? [html("h3", {}, "Word alignment"), wordAlignment(data.word_alignment)]
       : html("p", {class: "note"}, `${alignmentNote(info)} The answer without each word works for every model.`),
     html("h3", {}, "Leave out each word"),
     leaveOut(request, context),
@@ -23,7 +24,38 @@ export function wordsPanel(context) {
 function alignmentNote(info) {
   return info.family === "seq2seq"
     ? "There is no alignment, because this model does not generate text."
-    : `This model is ${info.family}-only: it has no cross-attention, so there is no alignment of source and target.`;
+    : `This model is ${info.family}-only: it has no source and target, so there is no alignment.`;
+}
+
+/** A line from each word of the answer to the source word that it depends on most. */
+function wordAlignment({source, target, links, max_words: maxWords}) {
+  if (source.length > maxWords) {
+    const note = `The text has ${source.length} words, and at most ${maxWords} are aligned. Shorten the text.`;
+    return html("p", {class: "note"}, note);
+  }
+  const rows = target.map(() => source.map(() => 0));
+  for (const link of links) rows[link.target][link.source] = link.weight;
+  const graph = alignmentPicture(source, target, rows);
+  const note =
+    "Each source word is left out in turn, and the answer is scored again. A line leads to the source word without " +
+    "which a word of the answer becomes least likely; the weight is its fraction of the loss in log-probability.";
+  return html(
+    "div",
+    {class: "block"},
+    html("p", {class: "note"}, note),
+    html("div", {class: "controls"}, saveButton(() => graph, "alignment")),
+    scrollBox("Alignment", graph),
+    disclosure("Alignment as a table", () =>
+      scrollBox(
+        "Alignment as a table",
+        table(
+          "The source word of each word of the answer",
+          ["target", "source", "weight"],
+          links.map((link) => [target[link.target], source[link.source], number(link.weight, 2)]),
+        ),
+      ),
+    ),
+  );
 }
 
 /** An input for each word of the text. A change is a change of the text. */

@@ -52,8 +52,8 @@ export const PANELS = [
   {
     name: "words",
     title: "Translation",
-    sentence: "Where the decoder attends in the source, and how the answer changes with each word.",
-    views: ["alignment"],
+    sentence: "Which source word each word of the answer depends on, and how the answer changes with each word.",
+    views: ["word_alignment"],
     draw: wordsPanel,
   },
   {name: "neurons", title: "Neurons", sentence: sentences.neurons, views: ["neurons", "features"], draw: neuronsPanel},
