@@ -28,6 +28,7 @@ ORDER: tuple[str, ...] = (
     "context-bidirectional",
     # training
     "warm-up",
+    "depth",
     "teacher-forcing",
     "padding-and-packing",
     "precision",
