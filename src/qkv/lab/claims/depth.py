@@ -58,7 +58,7 @@ def expect(table: Table) -> list[Check]:
     depths = table.xs(LOSS)
     shallow, deep = depths[0], depths[-1]
 
-    def loss(norm: str, schedule: str, depth: float) -> float:
+    def loss(norm: str, schedule: str, depth: float | str) -> float:
         return table.mean(LOSS, f"{norm}, {schedule}", depth)
 
     def highest(norm: str) -> float:
