@@ -20,6 +20,13 @@ CLASSIC_PARTS: dict[str, Any] = {
     "dropout": 0.0,
 }
 """The parts and the initialisation of the 2017 Transformer, but pre-norm, with GELU and without dropout."""
+BARE_ADAM: dict[str, Any] = {
+    "train.optimizer": "adam",
+    "train.weight_decay": 0.0,
+    "train.max_grad_norm": 0.0,
+    "train.on_nonfinite": "skip",
+}
+"""Adam without what makes training more stable. The keys of a recipe."""
 
 
 def build_decoder(layers: int, width: int, vocab_size: int, **changes: Any) -> Decoder:

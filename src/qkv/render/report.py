@@ -177,7 +177,10 @@ def print_leakage(name: str, found: LeakageReport, console: Console) -> None:
             )
         )
     else:
-        console.print(Text(f"none of the {found.num_evaluation:,} {name} records occurs {compared}, not even nearly"))
+        none = (
+            f"none of the {found.num_evaluation:,} {name} records occurs {compared}, neither word for word nor nearly"
+        )
+        console.print(Text(none))
     for leak in sorted(found.leaks.values(), key=lambda leak: -leak.similarity)[:MAX_LEAKS]:
         place = escape_controls(f"{leak.evaluation} = {leak.training}  ")
         shown = truncate(escape_controls(leak.text), MAX_TEXT_CHARS)

@@ -4,16 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from qkv.lab.claim import Chart, Check, Claim, Quote
-from qkv.lab.decoders import decoder_keys
+from qkv.lab.decoders import BARE_ADAM, decoder_keys
 from qkv.lab.experiment import Experiment
-from qkv.lab.markov import write_markov_chain
+from qkv.lab.markov import MAX_LEARNED_LOSS, write_markov_chain
 from qkv.lab.table import Point, Table
 
 LOSS = "validation loss (nats per token)"
 PLACEMENTS = {"pre-norm": "pre", "post-norm": "post", "sandwich": "sandwich"}
 WARM, COLD = "warm-up", "no warm-up"
-MAX_LEARNED_LOSS = 2.0
-"""Runs above this loss have not learned. Token frequencies alone give about 3, the chain itself about 0.7."""
 
 
 @dataclass(frozen=True)
@@ -34,15 +32,8 @@ def measure(experiment: Experiment) -> Iterator[Point]:
     """Train decoders of each depth and norm placement, with and without warm-up."""
     settings = experiment.settings
     data = write_markov_chain(experiment, settings.num_walks, settings.num_tokens)
-    training = {
-        "train.steps": settings.steps,
-        "train.batch_tokens": settings.batch_tokens,
-        "train.optimizer": "adam",
-        "train.lr": settings.lr,
-        "train.weight_decay": 0.0,
-        "train.max_grad_norm": 0.0,
-        "train.on_nonfinite": "skip",
-    }
+    sizes = {"train.steps": settings.steps, "train.batch_tokens": settings.batch_tokens}
+    training = {**BARE_ADAM, **sizes, "train.lr": settings.lr}
     for depth in settings.depths:
         for norm, placement in PLACEMENTS.items():
             model = decoder_keys(depth, settings.width, {"norm_placement": placement})

@@ -7,9 +7,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from qkv.lab.claim import Chart, Check, Claim, Quote
-from qkv.lab.decoders import build_decoder, decoder_keys
+from qkv.lab.decoders import BARE_ADAM, build_decoder, decoder_keys
 from qkv.lab.experiment import Experiment
-from qkv.lab.markov import NUM_STATES, write_markov_chain
+from qkv.lab.markov import MAX_LEARNED_LOSS, NUM_STATES, write_markov_chain
 from qkv.lab.table import Point, Table
 
 LOSS = "validation loss (nats per token)"
@@ -17,8 +17,6 @@ FAILED = "fraction of runs that fail"
 FIRST_STEP = "relative change of the output by the first step"
 PLACEMENTS = {"pre-norm": "pre", "post-norm": "post"}
 WARM, COLD = "warm-up", "no warm-up"
-MAX_LEARNED_LOSS = 2.0
-"""Runs above this loss count as failed. Token frequencies alone give about 3, the chain itself about 0.7."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +37,7 @@ def measure(experiment: Experiment) -> Iterator[Point]:
     """Train pre-norm and post-norm decoders with and without warm-up, and measure their first step."""
     settings = experiment.settings
     data = write_markov_chain(experiment, settings.num_walks, settings.num_tokens)
-    training = {
-        "train.steps": settings.steps,
-        "train.batch_tokens": settings.batch_tokens,
-        "train.optimizer": "adam",
-        "train.weight_decay": 0.0,
-        "train.max_grad_norm": 0.0,
-        "train.on_nonfinite": "skip",
-    }
+    training = {**BARE_ADAM, "train.steps": settings.steps, "train.batch_tokens": settings.batch_tokens}
     for norm, placement in PLACEMENTS.items():
         model = decoder_keys(settings.layers, settings.width, {"norm_placement": placement})
         for schedule, warmup in ((COLD, 0.0), (WARM, settings.warmup)):

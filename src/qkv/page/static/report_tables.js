@@ -115,7 +115,7 @@ export function leakList(name, report) {
   const found = report.leaks.length
     ? `${count(report.leaks.length)} of ${count(report.num_evaluation)} ${name} records also occur ${compared}: ` +
       `${count(report.num_exact)} word for word, ${count(near)} nearly.`
-    : `None of the ${count(report.num_evaluation)} ${name} records occurs ${compared}, not even nearly.`;
+    : `None of the ${count(report.num_evaluation)} ${name} records occurs ${compared}, neither word for word nor nearly.`;
   const parts = [html("p", {}, found)];
   if (report.leaks.length) {
     const ordered = [...report.leaks].sort((one, two) => two.similarity - one.similarity);
