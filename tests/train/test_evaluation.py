@@ -1,6 +1,7 @@
 """Evaluation during a run: the loss over all validation data, the task's metrics, and the best weights."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from types import SimpleNamespace
@@ -67,6 +68,17 @@ def test_the_loss_is_the_mean_over_all_labels_of_an_epoch(name: str) -> None:
     with torch.no_grad():
         whole = sum(float(learner(make_labelled_batch(batch, CPU), *shares)) for batch in batches)
     assert found == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.parametrize(("name", "follows"), [("next token", True), ("masked", True), ("next sentence", False)])
+def test_the_perplexity_belongs_to_the_loss_beside_it(name: str, follows: bool) -> None:
+    net, learner, stepper, rows = parts(name)
+    sample = {"loss": 1.5, "perplexity": math.exp(1.5), "bits_per_byte": 0.6}  # of other examples
+    found = Evaluator(learner, net, stepper, rows, Task(lambda seen: Judged(dict(sample), "loss")))(Progress()).metrics
+    assert found["loss"] != pytest.approx(1.5, rel=0.01)
+    loss = found["loss"] if follows else 1.5  # that of next sentences is part of the loss, not of the perplexity
+    assert found["perplexity"] == pytest.approx(math.exp(loss))
+    assert found["bits_per_byte"] == pytest.approx(0.6 * loss / 1.5)
 
 
 def test_evaluating_leaves_training_as_it_was() -> None:

@@ -132,7 +132,7 @@ class Evaluator:
         world, section, plan = self.stepper.world, self.stepper.section, progress.eval_plan
         metrics: dict[str, float] = {}
         samples: Sequence[Sample] = ()
-        metric, stopped = self.metric, False
+        metric, stopped, of_tokens = self.metric, False, False
         seconds, pieces, examples = 0.0, 0, 0
         tenth = section.max_eval_fraction * progress.seconds
         minimum = MIN_SECONDS if section.minutes else MIN_SECONDS_WITHOUT_CLOCK
@@ -146,7 +146,7 @@ class Evaluator:
                     loss = ValidationLoss(self, self.valid_data, progress.step)
                     if plan is None:
                         pieces = loss.plan(limit / 2 if self.task_metrics else limit)
-                    metrics["loss"] = loss.mean(pieces)
+                    metrics["loss"], of_tokens = loss.mean(pieces), not loss.has_answers
                     seconds += loss.seconds
             if self.task_metrics is not None:
                 network = gather_network(self.network, world)
@@ -158,8 +158,7 @@ class Evaluator:
                                 examples = task.plan(max(limit - seconds, limit / 2))
                             evaluation = task.evaluate(examples)
                             seconds += task.seconds
-                        # Keep our loss: that of the task is over other examples.
-                        metrics = {**evaluation.metrics, **metrics}
+                        metrics = join_metrics(evaluation.metrics, metrics.get("loss"), of_tokens=of_tokens)
                         samples, metric = evaluation.samples, metric or evaluation.main_metric
                     except StopRequested:
                         stopped = True
@@ -211,6 +210,26 @@ class Evaluator:
             f"evaluations may take {fraction:.0%} of the time, so {'; '.join(parts)} (train.max_eval_fraction; 1 "
             "evaluates everything)",
         )
+
+
+def join_metrics(metrics: dict[str, float], loss: float | None, *, of_tokens: bool) -> dict[str, float]:
+    """The task's metrics, and the loss on the validation data in place of the task's own, which has other examples.
+
+    If this is a loss of tokens only, perplexity and bits follow from it, too.
+
+    >>> task = {"loss": 1.0, "perplexity": math.exp(1.0), "bits_per_byte": 0.4}
+    >>> joined = join_metrics(task, loss=2.0, of_tokens=True)
+    >>> joined["perplexity"] == math.exp(2.0), joined["bits_per_byte"]
+    (True, 0.8)
+    """
+    if loss is None:
+        return metrics
+    joined = {**metrics, "loss": loss}
+    if of_tokens and "perplexity" in metrics:
+        joined["perplexity"] = math.exp(loss) if loss < 700 else math.inf
+        bits = {"bits_per_character", "bits_per_byte"} & metrics.keys()
+        joined |= {name: metrics[name] * loss / metrics["loss"] for name in bits if metrics["loss"]}
+    return joined
 
 
 class ValidationLoss:
