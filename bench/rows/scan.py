@@ -12,15 +12,8 @@ from typing import Any
 
 from rows import frame
 
-VARIANTS = (
-    "simple",
-    "length-sinusoidal",
-    "length-rotary",
-    "cutoff26-sinusoidal",
-    "cutoff26-rotary",
-    "cutoff26-t5",
-    "cutoff26-alibi",
-)
+POSITIONS = ("sinusoidal", "rotary", "t5", "alibi")
+VARIANTS = ("simple", *(f"{split}-{position}" for split in ("length", "cutoff26") for position in POSITIONS))
 RECIPE = """
 [data]
 max_length = 256
@@ -43,14 +36,14 @@ embedding_scale = "sqrt"
 kind = "seq2seq"
 
 [train]
-steps = 4000
+steps = 2000
 batch_tokens = 16_384
 lr = 1e-3
 warmup = 200
 schedule = "linear"
 weight_decay = 0.0
 num_workers = 2
-eval_every = 2000
+eval_every = 500
 eval_examples = 100
 metric = "exact_match"
 """
@@ -74,8 +67,6 @@ def run(data: Path, out: Path, seed: int, quick: bool, variant: str) -> dict[str
     train, valid = frame.hold_out(frame.shorten(train, quick), 300)
     test = frame.shorten(test, quick)
     changes = frame.write_parts(out, train=train, valid=valid) | {"model.position": position or "rotary"}
-    if split == "simple":
-        changes |= {"train.steps": 2000}
     trained = frame.train(RECIPE, out, changes, seed=seed, quick=quick)
     frame.write_jsonl(out / "predictions.jsonl", frame.generate(trained, test))
     return trained.to_dict()
