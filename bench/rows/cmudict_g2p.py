@@ -28,14 +28,14 @@ heads = 4
 ffn_width = 1024
 feedforward = "gelu"
 layers = 4
-dropout = 0.3
+dropout = 0.2
 
 [objective]
 kind = "seq2seq"
 label_smoothing = 0.1
 
 [train]
-steps = 2500
+steps = 4000
 batch_tokens = 16_384
 optimizer = "muon"
 lr = 4e-3
