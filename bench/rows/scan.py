@@ -73,7 +73,7 @@ def run(data: Path, out: Path, seed: int, quick: bool, variant: str) -> dict[str
 
 
 def score(predictions: list[dict[str, Any]]) -> dict[str, Any]:
-    """Exact match, and the percentage of predictions whose only errors are actions that are missing or added at the end."""
+    """Exact match, and the percentage of predictions that are wrong at most in where they end."""
     words = [(line["prediction"].split(), line["references"][0].split()) for line in predictions]
     agree = [all(a == b for a, b in zip(found, expected, strict=False)) for found, expected in words]
     return {"exact match": frame.exact_match(predictions), "right as far as they go": frame.interval(agree, scale=100)}
