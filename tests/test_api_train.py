@@ -75,6 +75,11 @@ def test_a_value_that_no_recipe_can_hold_is_refused_with_its_key(lines: Path) ->
         qkv.train(lines, **{"train.steps": None})
 
 
+def test_a_watcher_that_is_none_is_refused_before_the_data_is_read() -> None:
+    with pytest.raises(UsageError, match=r"watcher must be .*got 3 \(int\)"):
+        qkv.train("no such recipe", watcher=3)  # type: ignore[arg-type]
+
+
 def test_qkv_train_is_a_package_and_a_function() -> None:
     import qkv.train.recipe.schema
 

@@ -13,6 +13,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": set(),
     "page": set(),
     "blocks": set(),
+    "arguments": set(),
     "data": {"text", "blocks"},
     "models": {"text", "blocks"},
     "store": {"text", "blocks", "data", "models"},
@@ -21,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 MAY_IMPORT["inside"] = {"page", "train", "decode", *MAY_IMPORT["train"]}
 MAY_IMPORT["tasks"] = {"inside", *MAY_IMPORT["inside"]}
-MAY_IMPORT["api"] = {"tasks", *MAY_IMPORT["tasks"]}
+MAY_IMPORT["api"] = {"arguments", "tasks", *MAY_IMPORT["tasks"]}
 MAY_IMPORT["measure"] = {"decode", *MAY_IMPORT["decode"]}
 MAY_IMPORT["search"] = {"api", *MAY_IMPORT["api"]}
 MAY_IMPORT["render"] = {"api", "measure", "search", *MAY_IMPORT["api"]}

@@ -11,6 +11,17 @@ import torch
 from torch import Tensor
 
 from qkv import decode, store
+from qkv.arguments import (
+    Ids,
+    as_list,
+    check_ids,
+    check_list,
+    check_mask,
+    check_token_types,
+    describe_value,
+    parse_device,
+    parse_dtype,
+)
 from qkv.blocks import HeadConfig, Tap
 from qkv.decode import GenerationOptions, GenerationResult, TokenLogprob
 from qkv.decode.cpu.quantize import int8_note
@@ -39,9 +50,6 @@ log = logging.getLogger("qkv")
 POOLINGS = ("first", "last", "mean")
 EXPORT_FORMATS = ("hf", "ctranslate2", "onnx")
 
-Ids = Tensor | Sequence[Sequence[int]]
-"""Token ids or other whole numbers, as a tensor of shape (B, T) or as lists."""
-
 
 def load(
     name: str | Path,
@@ -58,7 +66,7 @@ def load(
     Weights keep their stored dtype unless `dtype` is given. `head` replaces the model's head by a newly initialised
     one. Notes on tensors that were ignored or newly initialised are logged, and are in `.notes`.
     """
-    stored = run_models.load_model(name, device=_parse_device(device), dtype=_parse_dtype(dtype), head=head)
+    stored = run_models.load_model(name, device=parse_device(device), dtype=parse_dtype(dtype), head=head)
     for note in stored.notes:
         log.warning("%s: %s", name, note)
     return Model(stored.config, stored.network, stored.tokenizer, stored.notes)
@@ -106,7 +114,10 @@ def train(recipe: str | Path, *, watcher: "Watcher | None" = None, **overrides: 
     >>> train("dates", **{"train.minutes": 5, "run": "runs/a"})     # doctest: +SKIP
     """
     from qkv.tasks import train as training
+    from qkv.train.watch import Watcher
 
+    if not isinstance(watcher, Watcher | None):
+        raise UsageError(f"watcher must be a qkv.train.watch.Watcher, got {describe_value(watcher)}; subclass it")
     arguments = [_format_override(name, value) for name, value in overrides.items()]
     trained = training.train(training.open_recipe(recipe, arguments), watch=watcher)
     for note in trained.notes:
@@ -122,31 +133,6 @@ def _format_override(name: str, value: Any) -> str:
         return f"{name}={format_value(str(value) if isinstance(value, Path) else value)}"
     except UsageError as error:
         raise UsageError(f"{name} = {value!r}: {error}") from None
-
-
-def _parse_device(device: torch.device | str) -> torch.device:
-    """Return the device, or raise an error if this machine does not have it."""
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise UsageError(
-            f"device = {device!r}: unknown device; use cpu, cuda or mps, with a number if needed (cuda:1)"
-        ) from error
-    if chosen.type == "mps" and not torch.backends.mps.is_available():
-        raise UsageError(f"device = {str(device)!r}: torch finds no such device on this machine; use cpu")
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device = {str(device)!r}: torch finds no GPU on this machine; use cpu")
-    return chosen
-
-
-def _parse_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """Return the dtype, which may be given by its name."""
-    known = ("float32", "bfloat16", "float16", "float64")
-    if isinstance(dtype, str):
-        if dtype not in known:
-            raise UsageError(f"dtype = {dtype!r} is unknown; {suggest_name(dtype, known)}")
-        return getattr(torch, dtype)  # type: ignore[no-any-return]
-    return dtype
 
 
 class Model(TaskCalls):
@@ -194,23 +180,23 @@ class Model(TaskCalls):
         if isinstance(network, Seq2Seq):
             if source is None:
                 raise UsageError("this model is an encoder-decoder: give source= as well as the ids of the target")
-            target_ids = self._check_ids(ids, "ids", stack.vocab_size)
-            source_ids = self._check_ids(source, "source", self._source_vocab_size)
+            target_ids = check_ids(ids, "ids", stack.vocab_size, self.device)
+            source_ids = check_ids(source, "source", self._source_vocab_size, self.device)
             if len(source_ids) != len(target_ids):
                 raise UsageError(
                     f"source has {len(source_ids)} sequences and ids has {len(target_ids)}; give one "
                     "source for each target"
                 )
-            out: Tensor = network(source_ids, target_ids, self._check_mask(mask, source_ids), tap=tap)
+            out: Tensor = network(source_ids, target_ids, check_mask(mask, source_ids), tap=tap)
             return out
         if source is not None:
             raise UsageError(
                 f"source= is for an encoder-decoder; this model is {self.config.family}-only, so leave it out"
             )
         has_choices = self.config.head.kind == "choice"
-        checked = self._check_ids(ids, "ids", stack.vocab_size, choices=has_choices)
-        document_ids = self._check_mask(mask, checked)
-        types = None if token_type_ids is None else self._check_token_types(token_type_ids, checked)
+        checked = check_ids(ids, "ids", stack.vocab_size, self.device, choices=has_choices)
+        document_ids = check_mask(mask, checked)
+        types = None if token_type_ids is None else check_token_types(token_type_ids, checked, stack.token_types)
         shape = checked.shape[:2]
         has_choices = has_choices and checked.dim() == 3
         if has_choices:
@@ -226,10 +212,10 @@ class Model(TaskCalls):
     def hidden(self, ids: Ids, mask: Ids | None = None) -> Tensor:
         """The input of the head, (B, T, C); for an encoder-decoder, the output of the encoder."""
         if isinstance(self.network, Seq2Seq):
-            checked = self._check_ids(ids, "ids", self._source_vocab_size)
-            return self.network.encode(checked, self._check_mask(mask, checked)).vectors
-        checked = self._check_ids(ids, "ids", self.config.stack.vocab_size)
-        return self.network.hidden(checked, self._check_mask(mask, checked))[0]
+            checked = check_ids(ids, "ids", self._source_vocab_size, self.device)
+            return self.network.encode(checked, check_mask(mask, checked)).vectors
+        checked = check_ids(ids, "ids", self.config.stack.vocab_size, self.device)
+        return self.network.hidden(checked, check_mask(mask, checked))[0]
 
     def trace(
         self,
@@ -475,7 +461,7 @@ class Model(TaskCalls):
         else:
             raise UsageError(f"a prompt must be a text or a list of token ids (integers), got {prompt!r}")
         if ids:
-            self._check_ids([ids], "prompt", self._source_vocab_size)
+            check_ids([ids], "prompt", self._source_vocab_size, self.device)
         return ids
 
     def _encode_target(self, text: str) -> list[int]:
@@ -545,78 +531,3 @@ class Model(TaskCalls):
     @property
     def _source_vocab_size(self) -> int:
         return (self.config.encoder or self.config.stack).vocab_size
-
-    def _check_ids(self, ids: Ids, name: str, vocab_size: int, *, choices: bool = False) -> Tensor:
-        """Move ids to the model's device. They are checked first, because an id out of range would crash a GPU."""
-        tensor = to_tensor(ids, name)
-        if tensor.dim() not in ((2, 3) if choices else (2,)) or not is_integer(tensor):
-            shape = "(batch, choices, length)" if choices else "(batch, length)"
-            raise UsageError(f"{name}: expected integers of shape {shape}, got {tuple(tensor.shape)} {tensor.dtype}")
-        wrong = tensor[(tensor < 0) | (tensor >= vocab_size)]
-        if len(wrong):
-            raise UsageError(
-                f"{name}: token id {int(wrong[0])} is outside this model's vocabulary of {vocab_size} "
-                f"(0 … {vocab_size - 1}); encode the text with the tokenizer of this model"
-            )
-        return tensor.to(self.device, torch.long)
-
-    def _check_mask(self, mask: Ids | None, ids: Tensor) -> Tensor | None:
-        """Check a mask of ones and zeros, and convert it to document ids."""
-        if mask is None:
-            return None
-        tensor = to_tensor(mask, "mask", ids.shape)
-        wrong = tensor[(tensor != 0) & (tensor != 1)]
-        if len(wrong):
-            raise UsageError(f"mask: {wrong[0].item()} is neither 1 (a token) nor 0 (padding); give only these")
-        return tensor.to(self.device, torch.long)
-
-    def _check_token_types(self, token_type_ids: Ids, ids: Tensor) -> Tensor:
-        """Check token type ids, and move them to the model's device."""
-        tensor, num_types = to_tensor(token_type_ids, "token_type_ids", ids.shape), self.config.stack.token_types
-        wrong = tensor[(tensor < 0) | (tensor >= num_types)]
-        if len(wrong) or not is_integer(tensor):
-            value = wrong[0].item() if len(wrong) else tensor.dtype
-            raise UsageError(
-                f"token_type_ids: {value} is not one of this model's {num_types} token types (0 … {num_types - 1})"
-            )
-        return tensor.to(self.device, torch.long)
-
-
-def check_list(values: Any, wanted: str) -> None:
-    """Raise an error if a value is no sequence, such as a number, a dictionary or bytes."""
-    if not isinstance(values, Sequence) or isinstance(values, bytes):
-        raise UsageError(f"{wanted}, got {describe_value(values)}")
-
-
-def describe_value(value: Any) -> str:
-    """A value and its type for an error message, cut to a readable length."""
-    text = repr(value)
-    return f"{text if len(text) <= 60 else text[:60] + '…'} ({type(value).__name__})"
-
-
-def as_list(values: Any) -> Any:
-    """Convert a tensor or an array to lists; return anything else unchanged. Bytes are neither a text nor token ids."""
-    if isinstance(values, bytes | bytearray | memoryview):
-        raise UsageError(f"expected a text or token ids, got {type(values).__name__}; for a text: .decode() it")
-    return values.tolist() if hasattr(values, "tolist") else values
-
-
-def to_tensor(values: Ids, name: str, shape: torch.Size | None = None) -> Tensor:
-    """Convert lists of numbers to a tensor, and check that it has the shape, if one is given."""
-    if isinstance(values, str):
-        raise UsageError(f"{name}: expected token ids, got a text; encode it with the model's tokenizer")
-    try:
-        tensor = torch.as_tensor(values)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise UsageError(f"{name}: sequences of unequal length need padding and a mask ({error})") from error
-    if shape is not None and tensor.shape != shape:
-        raise UsageError(
-            f"{name}: shape {tuple(tensor.shape)} does not match the shape of the ids, {tuple(shape)}; "
-            "give one value for each id"
-        )
-    return tensor
-
-
-def is_integer(tensor: Tensor) -> bool:
-    """Whether a tensor has an integer dtype."""
-    return not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool)

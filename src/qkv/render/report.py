@@ -168,7 +168,8 @@ def print_data(report: RunReport, console: Console) -> None:
 
 def print_leakage(name: str, found: LeakageReport, console: Console) -> None:
     """Print which records occur in the training data too."""
-    near, compared = len(found.leaks) - found.num_exact, f"among {found.num_training:,} training records"
+    plural = "" if found.num_training == 1 else "s"
+    near, compared = len(found.leaks) - found.num_exact, f"among {found.num_training:,} training record{plural}"
     if found.leaks:
         console.print(
             Text(

@@ -64,7 +64,9 @@ class Tally:
         return asdict(self)
 
     def __str__(self) -> str:
-        text = f"{self.records:,} records give {self.examples:,} examples of {self.tokens:,} tokens an epoch"
+        records = "1 record gives" if self.records == 1 else f"{self.records:,} records give"
+        examples = "1 example" if self.examples == 1 else f"{self.examples:,} examples"
+        text = f"{records} {examples} of {self.tokens:,} tokens an epoch"
         counts = [
             f"{getattr(self, name):,} {name}"
             for name in ("split", "empty", "skipped", "truncated")
