@@ -23,7 +23,7 @@ from qkv.data.objectives.table import OBJECTIVES
 from qkv.decode import GenerationOptions
 from qkv.renamed import RENAMED
 from qkv.search.evaluate import search_scores
-from qkv.tasks.starter_sizes import SIZES
+from qkv.tasks.starters.sizes import SIZES
 from qkv.train.recipe.schema import Recipe
 from qkv.train.recipe.values import format_value
 

@@ -17,8 +17,10 @@ from qkv.store.huggingface import find_hf_target
 from qkv.store.sentence_transformers import find_transformer_target
 from qkv.tasks.prepare.prepare import prepare
 from qkv.tasks.prepare.sources import open_sources
-from qkv.tasks.starter_sizes import MIN_STEPS, SIZES, Machine, choose_size
-from qkv.tasks.starters import STARTERS, guess_columns, starter_recipe
+from qkv.tasks.starters.files import guess_columns
+from qkv.tasks.starters.recipe import starter_recipe
+from qkv.tasks.starters.sizes import MIN_STEPS, SIZES, Machine, choose_size
+from qkv.tasks.starters.table import STARTERS
 from qkv.text import Tokenizer
 from qkv.train.adapt import freeze
 from qkv.train.recipe.check import check_recipe

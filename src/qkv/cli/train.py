@@ -191,7 +191,7 @@ def init(
         raise UsageError(f"--minutes must be >= 0, got {minutes:g}")
     if from_ and shape != "modern":
         raise UsageError(f"--shape {shape} is for new models, but --from {from_} has a shape; leave one of them out")
-    from qkv.tasks.starters import starter_recipe
+    from qkv.tasks.starters.recipe import starter_recipe
     from qkv.train.recipe.schema import DataSection
 
     path = out or Path(f"{task}.toml")

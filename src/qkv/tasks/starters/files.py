@@ -1,0 +1,160 @@
+"""What the user's files say about a recipe: their size, their columns, the length of their texts."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from math import ceil
+from statistics import mean
+from typing import Any
+
+from qkv.data import DataFiles, Problems
+from qkv.data.builtin import DATASETS
+from qkv.data.objectives.table import OBJECTIVES
+from qkv.data.readers.columns import get_nested, is_number, nested_names
+from qkv.data.readers.decompress import COMPRESSION_BY_EXTENSION
+from qkv.data.records import Record
+from qkv.errors import UsageError, suggest_name
+from qkv.tasks.prepare.columns import check_columns, field_names, match_columns
+from qkv.tasks.prepare.sources import open_source, pair_text_files
+from qkv.train.recipe.schema import DataSection, ObjectiveSection, Recipe
+
+EXAMPLE_BYTES = 2e7  # the assumed size of the data if the user gives no file
+MAX_SCORES = 100_000  # records whose scores are read to find the largest one
+TEXT_COMPRESSION = 3  # text is about this many times as large as its compressed file
+INSPECTED_RECORDS = 100  # records from which the mean length of a text is computed
+
+
+@dataclass(frozen=True)
+class FileSummary:
+    """Facts about the user's data that determine the recipe."""
+
+    files: dict[str, Any]
+    bytes: float
+    columns: dict[str, str] | None = None
+    columns_guessed: bool = False
+    is_given: bool = False  # whether the user gave files or a built-in dataset
+    reading: DataSection = field(default_factory=DataSection)  # the format and the key that the user chose
+    max_score: float = 1.0  # the number that scores are divided by
+    mean_chars: float = float("inf")  # mean characters of a text, over the first records
+
+
+def inspect_files(kind: str, files: Sequence[str] | Mapping[str, str], reading: DataSection) -> FileSummary:
+    """Inspect files: their size, and the columns that match the objective's fields."""
+    if isinstance(files, Mapping):
+        return inspect_aligned_files(kind, files)
+    if len(files) == 1 and files[0] in DATASETS:
+        return FileSummary({"train": files[0]}, EXAMPLE_BYTES, is_given=True)
+    paths: Any = files[0] if len(files) == 1 else list(files)
+    if not reading.format:
+        paths = pair_text_files(kind, paths)
+    if isinstance(paths, Mapping):
+        return inspect_aligned_files(kind, paths)
+    check_columns(kind, reading.columns, "--columns")
+    chosen = dict(reading.columns)
+    data = DataFiles.from_options(
+        paths, reading.format or None, columns=chosen or None, records_key=reading.records_key or None
+    )
+    records = first_records(data)
+    names = nested_names(records[0].fields)
+    found = FileSummary({"train": paths}, total_bytes(data), is_given=True, reading=reading)
+    try:
+        matched = match_columns(kind, names, data.describe_paths())
+        columns = chosen or matched
+    except UsageError:
+        if chosen:
+            raise
+        columns = guess_columns(kind, names, records)
+        found = replace(found, columns_guessed=True)
+    scores = {"score": "score"} if chosen else columns
+    max_score = guess_max_score(data, scores["score"]) if kind == "contrastive" and "score" in columns else 1.0
+    is_same = all(name == column for name, column in columns.items())
+    chars = mean_characters(records, columns if chosen else columns.values())
+    return replace(found, columns=None if is_same else columns, mean_chars=chars, max_score=max_score)
+
+
+def add_splits(kind: str, summary: FileSummary, splits: Mapping[str, Sequence[str] | Mapping[str, str]]) -> FileSummary:
+    """The summary with validation and test files, which must be readable in the same way as the training files."""
+    section = replace(summary.reading, columns=summary.columns or {})
+    recipe = Recipe(data=section, objective=ObjectiveSection(kind=kind))
+    files = dict(summary.files)
+    for name, given in splits.items():
+        if given:
+            paths: Any = given if isinstance(given, Mapping) else given[0] if len(given) == 1 else tuple(given)
+            open_source(recipe, section, paths, "valid")
+            files[name] = list(paths) if isinstance(paths, tuple) else paths
+    return replace(summary, files=files)
+
+
+def inspect_aligned_files(kind: str, files: Mapping[str, str]) -> FileSummary:
+    """Inspect line-aligned files, given as field → file."""
+    known = field_names(kind)
+    for name in files:
+        if name not in known:
+            raise UsageError(f"{name}={files[name]}: {kind} has no field {name!r}; {suggest_name(name, known)}")
+    data = DataFiles(dict(files))
+    try:
+        match_columns(kind, files, data.describe_paths())
+    except UsageError:
+        missing = OBJECTIVES[kind].describe_missing(files)
+        added = " ".join(f"{name.partition(' or ')[0]}=FILE" for name in missing)
+        raise UsageError(f"{kind} also needs a file for {' and '.join(missing)}; add {added} to the command") from None
+    chars = mean_characters(first_records(data))
+    return FileSummary({"train": dict(files)}, total_bytes(data), is_given=True, mean_chars=chars)
+
+
+def first_records(data: DataFiles) -> list[Record]:
+    """The first records of the data; no record is an error."""
+    records = data.records(Problems(max_invalid_fraction=1))
+    return [next(records), *islice(records, INSPECTED_RECORDS - 1)]
+
+
+def total_bytes(data: DataFiles) -> int:
+    """The size of the text in all files, in bytes; for compressed files an estimate."""
+    groups = data.find_groups(Problems(max_invalid_fraction=1))
+    files = [path for group in groups for path in group.paths if path.is_file()]
+    return sum(
+        path.stat().st_size * (TEXT_COMPRESSION if path.suffix in COMPRESSION_BY_EXTENSION else 1) for path in files
+    )
+
+
+def mean_characters(records: Sequence[Record], columns: Collection[str] = ()) -> float:
+    """The mean number of characters of a text, over all columns or the given ones."""
+    texts = [text for one in records for name, text in one.fields.items() if not columns or name in columns]
+    return mean(len(str(text)) for text in texts) if texts else float("inf")
+
+
+def guess_columns(kind: str, names: Sequence[str], records: Sequence[Record] = ()) -> dict[str, str]:
+    """Assign the columns, in their order, to the required fields; the user can correct the guess.
+
+    For embeddings, the first other column that has a number in each of the `records` is the score. The label of a
+    classifier is the column with the fewest different values, and its text is the longest of the other columns.
+
+    >>> guess_columns("seq2seq", ["en", "de"])
+    {'source': 'en', 'target': 'de'}
+    """
+    required = OBJECTIVES[kind].required_fields
+    columns = [name for name in names if name.lower() != "id"]
+    if len(columns) < len(required):
+        raise UsageError(
+            f"the data has the columns {', '.join(names)}, but {kind} needs {len(required)} ({', '.join(required)}); "
+            "add the missing columns"
+        )
+    if OBJECTIVES[kind].class_field == "label" and records:
+        values = {name: [str(get_nested(record.fields, name)) for record in records] for name in columns}
+        label = min(columns, key=lambda name: (len(set(values[name])), sum(map(len, values[name]))))
+        text = max((name for name in columns if name != label), key=lambda name: sum(map(len, values[name])))
+        return {"text": text, "label": label}
+    guessed = dict(zip(required, columns, strict=False))
+    for name in columns[len(required) :] if kind == "contrastive" and records else ():
+        if all(is_number(str(get_nested(record.fields, name))) for record in records):
+            return {**guessed, "score": name}
+    return guessed
+
+
+def guess_max_score(data: DataFiles, column: str) -> float:
+    """The number by which scores must be divided to be at most 1: a round one for the first `MAX_SCORES` records."""
+    highest = 0.0
+    for record in islice(data.records(Problems(max_invalid_fraction=1)), MAX_SCORES):
+        value = str(get_nested(record.fields, column))
+        highest = max(highest, abs(float(value)) if is_number(value) else 0.0)
+    return next((scale for scale in (1.0, 5.0, 10.0, 100.0) if highest <= scale), float(ceil(highest)))

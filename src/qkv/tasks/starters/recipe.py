@@ -1,0 +1,217 @@
+"""Write a recipe for the user's own files, for `qkv init TASK FILE…`: short, with a comment on every key.
+
+Sizes depend on the data, the machine and the training time. The recipe maps columns to fields if their names differ.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from qkv.data.objectives.table import OBJECTIVES
+from qkv.errors import UsageError, suggest_name
+from qkv.tasks.starters.files import EXAMPLE_BYTES, FileSummary, add_splits, inspect_files
+from qkv.tasks.starters.sizes import (
+    Machine,
+    StarterSize,
+    adapt_to_classification,
+    choose_fine_tuning,
+    choose_size,
+    find_machine,
+)
+from qkv.tasks.starters.table import STARTERS, RecipeLine, Starter
+from qkv.train.recipe.schema import DataSection
+from qkv.train.recipe.values import format_key, format_value
+from qkv.train.run.load import load_model
+
+StarterShape = Literal["modern", "exportable"]
+"""The shape of a new model: a current architecture, or a published one that other libraries can load."""
+
+READING_COMMENTS = {
+    "format": "the format of the files",
+    "records_key": "where in the JSON document the list of records is",
+}
+SHORT_TEXT_CHARS = 32  # if texts have at most this mean length, a small model learns best from characters
+
+
+def starter_recipe(
+    task: str,
+    files: Sequence[str] | Mapping[str, str] = (),
+    run: str = "",
+    *,
+    valid: Sequence[str] | Mapping[str, str] = (),
+    test: Sequence[str] | Mapping[str, str] = (),
+    reading: DataSection | None = None,
+    base_model: str = "",
+    shape: StarterShape = "modern",
+    minutes: float = 0.0,
+    machine: Machine | None = None,
+) -> str:
+    """A commented recipe for a task, adapted to the files if there are any (field → file for line-aligned files).
+
+    With `base_model`, the recipe fine-tunes this model. Otherwise it trains a new one, whose size depends on the data,
+    the machine (this one by default) and the `minutes` of training. The shape "exportable" is a published one, which
+    other libraries can load. `reading` has the format, columns and key that the user chose for all files.
+
+    >>> print(starter_recipe("translate").splitlines()[0])
+    # From one text to another: translation, spelling, anything with a source and a target.
+    """
+    if task not in STARTERS:
+        raise UsageError(f"unknown task {task!r}; {suggest_name(task, STARTERS)}")
+    starter = STARTERS[task]
+    if files:
+        summary = inspect_files(starter.objective_kind, files, reading or DataSection())
+        summary = add_splits(starter.objective_kind, summary, {"valid": valid, "test": test})
+    else:
+        summary = FileSummary({"train": starter.example_file}, EXAMPLE_BYTES)
+    machine = machine or find_machine()
+    size = choose_size(summary.bytes, machine, minutes)
+    if starter.objective_kind == "classification":
+        size = adapt_to_classification(size, summary.bytes)
+    sections = {
+        "": [("run", run or f"runs/{task}", "folder of the run, which becomes the model's folder")],
+        "data": _data_lines(starter, summary, size),
+    }
+    if base_model:
+        model, train = _fine_tuning_lines(starter, base_model, summary, machine, minutes)
+    else:
+        sections["tokenizer"] = _tokenizer_lines(starter, summary, size)
+        model, train = _model_lines(starter, size, shape), _train_lines(starter, size)
+    sections["model"] = model
+    sections["objective"] = [("kind", starter.objective_kind, "what the model learns"), *starter.objective_lines]
+    sections["train"] = train
+    text = f"# {starter.description}\n#\n#     qkv train RECIPE --dry-run    what it would do\n#     qkv train RECIPE\n"
+    text += f"#\n# Sizes suit {machine}; for another training time write the recipe again with --minutes.\n"
+    for name, lines in sections.items():
+        text += "\n" + (f"[{name}]\n" if name else "") + _format_lines(lines)
+    return text
+
+
+def _format_lines(lines: Sequence[RecipeLine]) -> str:
+    """Lines of TOML with aligned comments."""
+    pairs = []
+    for key, value, _ in lines:
+        mark = "# " if key.startswith("#") else ""
+        pairs.append(f"{mark}{format_key(key.removeprefix('#'))} = {format_value(value)}")
+    width = max((len(pair) for pair in pairs if len(pair) <= 48), default=0)
+    return "".join(f"{pair:<{width}}  # {comment}\n" for pair, (_, _, comment) in zip(pairs, lines, strict=True))
+
+
+def _data_lines(starter: Starter, summary: FileSummary, size: StarterSize) -> list[RecipeLine]:
+    """The keys of [data]."""
+    by_field = isinstance(summary.files["train"], dict)
+    comment = "field = file, aligned line by line" if by_field else "a file, a list of files, a folder or a glob"
+    lines: list[RecipeLine] = [("train", summary.files["train"], comment)]
+    if summary.columns:
+        check = ": please check" if summary.columns_guessed else ""
+        lines.append(("columns", summary.columns, f"field = column{check}"))
+    elif not summary.is_given:
+        spec = OBJECTIVES[starter.objective_kind]
+        fields = {name: name for name in spec.required_fields}
+        if len(fields) > 1 or not spec.reads_documents:
+            lines.append(("#columns", fields, "field = column, if the file has other names"))
+    length_comment = "tokens of a sequence"
+    if starter.objective_kind == "seq2seq":
+        length_comment = "tokens of a target sequence"
+        length_comment += "" if starter.max_source_length else "; the source length follows in proportion"
+    for name in ("format", "records_key"):
+        if value := getattr(summary.reading, name):
+            lines.append((name, value, READING_COMMENTS[name]))
+    if summary.max_score != 1:
+        lines.append(("max_score", summary.max_score, "the largest score; scores are divided by it"))
+    if "valid" in summary.files:
+        lines.append(("valid", summary.files["valid"], "files to validate on"))
+    else:
+        lines += [
+            ("#valid", "valid" + Path(starter.example_file).suffix, "files to validate on; without them:"),
+            ("valid_fraction", size.valid_fraction, "fraction of the data that is held out for validation"),
+        ]
+    if "test" in summary.files:
+        lines.append(("test", summary.files["test"], "files that qkv eval uses"))
+    lines.append(("max_length", starter.max_length, length_comment))
+    if starter.max_source_length:
+        lines.append(("max_source_length", starter.max_source_length, "tokens of a source sequence"))
+    if starter.too_long:
+        lines.append(("too_long", starter.too_long, "records longer than a sequence: truncate, skip or error"))
+    return lines
+
+
+def _model_lines(starter: Starter, size: StarterSize, shape: StarterShape) -> list[RecipeLine]:
+    """The keys of [model] for a new model."""
+    sizes: list[RecipeLine] = [
+        ("width", size.width, "size of the hidden states"),
+        ("layers", size.layers, "blocks in a stack"),
+        ("dropout", size.dropout, "more if there is little data"),
+    ]
+    if shape == "exportable" and starter.exportable_preset:
+        return [("preset", starter.exportable_preset, "a published architecture, in this size:"), *sizes]
+    if starter.objective_kind == "classification":
+        head = {"pool": "mean", "dense": "none", "dropout": size.dropout}
+        sizes.append(("head", head, "a linear layer on the mean of all tokens (BERT: first token, dense layer)"))
+    if starter.pretrained:
+        return [("#from", starter.pretrained, "often better: fine-tune a trained model (qkv init … --from)"), *sizes]
+    return [("#preset", starter.preset, "a published architecture, or by hand:"), *sizes]
+
+
+def _tokenizer_lines(starter: Starter, summary: FileSummary, size: StarterSize) -> list[RecipeLine]:
+    """The keys of [tokenizer]: words for a classifier, characters for few short pairs of texts, else subwords."""
+    kind: RecipeLine = ("kind", "byte-bpe", "subwords of any text, without unknown tokens (others: unigram, char)")
+    if starter.objective_kind == "classification":
+        kind = ("kind", "wordpiece", "frequent words are one token each (others: byte-bpe, unigram, char)")
+    elif starter.objective_kind == "seq2seq" and size.vocab_size <= 2000 and summary.mean_chars <= SHORT_TEXT_CHARS:
+        kind = ("kind", "char", "characters, as these texts are few and short (longer: byte-bpe, unigram, wordpiece)")
+    lines = [kind, ("vocab_size", size.vocab_size, "maximum number of tokens in the vocabulary")]
+    if starter.objective_kind == "classification":
+        lines.append(("lowercase", True, "upper and lower case are the same"))
+    return [*lines, ("#from", "models/mine", "or use the tokenizer of another model instead of training one")]
+
+
+def _batch_tokens(starter: Starter, suited: int) -> int:
+    """The tokens of a step: those that suit the data and the machine, but at least one sequence."""
+    longest = starter.max_length + starter.max_source_length
+    return max(suited, 1 << (longest - 1).bit_length())
+
+
+def _train_lines(starter: Starter, size: StarterSize) -> list[RecipeLine]:
+    """The keys of [train] for a new model."""
+    lines: list[RecipeLine] = [("minutes", float(size.minutes), "training time (or steps = …, or epochs = …)")]
+    if size.max_epochs:
+        lines.append(("epochs", size.max_epochs, "passes over the data, at most: more would memorise it"))
+    lines += [
+        ("batch_tokens", _batch_tokens(starter, size.batch_tokens), "tokens per step; lower it if memory runs out"),
+        ("lr", size.lr, "peak learning rate; try a third and three times as much"),
+        ("#optimizer", "muon", "often needs fewer steps than adamw for a small model; try lr = 0.005"),
+        ("final", "best", "keep the weights with the best validation result (or last)"),
+    ]
+    if size.ema_decay:
+        lines.insert(-1, ("ema_decay", size.ema_decay, "use a moving average of the weights, over about 100 steps"))
+    return lines
+
+
+def _fine_tuning_lines(
+    starter: Starter, base_model: str, summary: FileSummary, machine: Machine, minutes: float
+) -> tuple[list[RecipeLine], list[RecipeLine]]:
+    """The keys of [model] and [train] for fine-tuning."""
+    config = load_model(base_model, device="meta").config
+    stack = config.stack
+    chosen = choose_fine_tuning(stack.width, stack.layers, summary.bytes, machine, minutes)
+    model: list[RecipeLine] = [("from", base_model, "the model to fine-tune; its shape and tokenizer are used")]
+    if chosen.frozen_layers and config.family != "seq2seq":
+        name = "layers" if config.is_recurrent else "blocks"
+        blocks = [f"{config.family}.{name}.{number}.*" for number in range(chosen.frozen_layers)]
+        comment = "not trained, as the time is short; leave it out if you have more"
+        model.append(("freeze", ["embedding.*", *blocks], comment))
+    if not config.is_recurrent:  # adapters are for the matrices of attention
+        model.append(("#lora_rank", 8, "train small adapters instead of all weights; try lr = 1e-3"))
+    budget: RecipeLine = ("epochs", chosen.epochs, "passes over the data (or minutes = …, or steps = …)")
+    if minutes:
+        budget = ("minutes", float(minutes), "training time (or epochs = …, or steps = …)")
+    train: list[RecipeLine] = [
+        budget,
+        ("batch_tokens", _batch_tokens(starter, chosen.batch_tokens), "tokens per step; lower it if memory runs out"),
+        ("lr", chosen.lr, "peak learning rate; small, so that the model keeps what it has learnt"),
+        ("warmup", 0.1, "fraction of the budget in which the learning rate rises"),
+        ("final", "best", "keep the weights with the best validation result (or last)"),
+    ]
+    if OBJECTIVES[starter.objective_kind].head in ("classify", "tag", "span"):
+        train.insert(3, ("head_lr", 10.0, "the new head learns from scratch, with a rate of lr times this number"))
+    return model, train
