@@ -197,3 +197,21 @@ def test_the_command_lists_runs_and_reports(tmp_path: Path, capsys: pytest.Captu
     assert "score-scaling" in capsys.readouterr().err
     assert cli.run_command(["lab", "score-scaling", "--size", "huge"]) == 2
     assert cli.run_command(["lab", "score-scaling", "--all"]) == 2
+
+
+def test_running_everything_again_keeps_results_that_were_made_with_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    plain = make_claim(calls, name="plain")
+    with_data = make_claim(calls, name="with-data", optional_data="a file")
+    monkeypatch.setattr("qkv.lab.all_claims", lambda: {claim.name: claim for claim in (plain, with_data)})
+    (tmp_path / "lines.txt").write_text("a\n")
+    run_claim(with_data, "mini", seeds=1, folder=tmp_path, data=tmp_path / "lines.txt")
+    arguments = ["lab", "--all", "--size", "mini", "--seeds", "1", "--out", str(tmp_path)]
+    assert cli.run_command([*arguments, "--again"]) == 0
+    assert "with-data is left out: its results were made with --data lines.txt" in capsys.readouterr().err
+    assert load_result(with_data, results_path(tmp_path, with_data, "mini")).data == "lines.txt"
+    assert calls == [0, 0]
+    assert cli.run_command([*arguments, "--again", "--data", str(tmp_path / "lines.txt")]) == 0
+    assert calls == [0, 0, 0, 0], "a control: with --data, it is run again"

@@ -45,7 +45,7 @@ def lab(
     names
         The names of claims.
     all
-        Run all claims, except those that need data if --data is not given.
+        Run all claims. Without --data, those that need it are left out, and with --again those whose results have it.
     size
         small takes minutes on a CPU, full takes longer and measures more; mini only tests the code.
     seeds
@@ -79,13 +79,25 @@ def lab(
     claims = [find_claim(name) for name in names]
     if all:
         claims = [claim for claim in all_claims().values() if data is not None or not claim.data]
-        skipped = [claim.name for claim in all_claims().values() if claim not in claims]
-        print_notes("--all", [f"{name} is left out: it needs --data" for name in skipped])
+        skipped = {claim.name: "it needs --data" for claim in all_claims().values() if claim not in claims}
+        if again and data is None:  # the new results would lack what the earlier ones measured with data
+            earlier = {claim.name: data_of_results(claim, size, out) for claim in claims}  # type: ignore[arg-type]
+            skipped |= {name: f"its results were made with --data {one}" for name, one in earlier.items() if one}
+        claims = [claim for claim in claims if claim.name not in skipped]
+        print_notes("--all", [f"{name} is left out: {reason}" for name, reason in skipped.items()])
     results = [run_one(claim, size, seeds, again, data, out, json) for claim in claims]  # type: ignore[arg-type]
     if json:
         print_json([result.to_dict() for result in results])
     elif len(results) > 1:
         print_summary(results)
+
+
+def data_of_results(claim: "Claim", size: "Size", out: Path) -> str:
+    """The name of the data with which the saved results of a claim were made; "" if there was none."""
+    from qkv.lab.run import load_result, results_path
+
+    path = results_path(out, claim, size)
+    return load_result(claim, path).data if path.exists() else ""
 
 
 def run_one(
