@@ -102,6 +102,23 @@ def test_no_threshold_has_a_higher_accuracy_than_the_fitted_one(seed: int) -> No
     assert fitted == pytest.approx(max(others))
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_sound_model_that_makes_no_error_keeps_its_temperature(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(0, 1, (60, 5))
+    expected = generator.integers(5, size=60)
+    logits[np.arange(60), expected] += generator.uniform(6, 12, 60)
+    assert (logits.argmax(1) == expected).all(), "so the cross-entropy alone has no minimum"
+    assert 0.7 < fit_temperature(logits, expected) < 1.2
+    assert 0.15 < fit_temperature(logits / 5, expected) < 0.5, "a control: it was not sure enough"
+
+
+def test_a_threshold_can_be_very_near_to_one() -> None:
+    rare = np.array([1e-7, 2e-7, 3e-7])
+    threshold = fit_threshold(np.stack([1 - rare, rare], 1), np.array([0, 0, -1]))
+    assert 1 - 3e-7 < threshold < 1 - 2e-7
+
+
 def test_a_threshold_without_use_is_zero() -> None:
     probabilities = np.array([[0.9, 0.1], [0.6, 0.4]])
     assert fit_threshold(probabilities, np.array([0, 0])) == 0.0  # nothing is out of scope
