@@ -240,6 +240,17 @@ def test_a_checkpoint_keeps_its_head_where_it_fits(folder: Path) -> None:
     assert prepared.config.head.dropout == 0.2
 
 
+def test_a_checkpoint_keeps_its_head_but_not_its_calibration(folder: Path, tmp_path: Path) -> None:
+    first = prepare(sample_recipe(folder, "classification"))
+    fitted = replace(first.config, head=replace(first.config.head, temperature=4.0, threshold=0.9))
+    network = first.build_network()
+    write_model(tmp_path / "sure", fitted, network, first.tokenizer)
+    again = prepare(sample_recipe(folder, "classification", model={"from_": str(tmp_path / "sure"), "overrides": {}}))
+    assert (again.config.head.temperature, again.config.head.threshold) == (1.0, 0.0)
+    after = dict(again.build_network().named_parameters())
+    assert all(torch.equal(one, after[name]) for name, one in network.named_parameters())
+
+
 def test_a_checkpoint_keeps_its_shape_and_a_note_says_so(folder: Path) -> None:
     overrides = {"width": 64, "layers": 9, "dropout": 0.3}
     recipe = sample_recipe(folder, "masked_lm", model={"from_": str(folder / "bert"), "overrides": overrides})

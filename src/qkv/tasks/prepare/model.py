@@ -319,7 +319,7 @@ def _checkpoint_config(recipe: Recipe, requirements: ModelRequirements) -> Confi
                 f"{stack.vocab_size:,}: they do not belong together; leave tokenizer.from out to use the checkpoint's "
                 "tokenizer"
             )
-    head = found.head
+    head = uncalibrated(found.head)
     if head.kind != spec.head or not _has_required_outputs(head, requirements, recipe):
         stack = stacks.get("decoder") or stacks["encoder"]
         embedder = head if head.kind == "embed" else None
@@ -354,9 +354,14 @@ def _has_required_outputs(head: HeadConfig, requirements: ModelRequirements, rec
 
 
 def needs_new_head(recipe: Recipe, config: Config) -> bool:
-    """Whether the head must be initialised, because it differs from the checkpoint's head in more than dropout."""
+    """Whether the head must be initialised: it differs from the checkpoint's in more than dropout and calibration."""
     found = load_model(recipe.model.from_, device="meta", unfinished=False).config
-    return replace(found.head, dropout=config.head.dropout) != config.head
+    return uncalibrated(replace(found.head, dropout=config.head.dropout)) != uncalibrated(config.head)
+
+
+def uncalibrated(head: HeadConfig) -> HeadConfig:
+    """A head without the temperature and the threshold that were fitted to the weights of a checkpoint."""
+    return replace(head, temperature=1.0, threshold=0.0)
 
 
 def load_base_model(recipe: Recipe, config: Config, device: str) -> StoredModel:
