@@ -276,6 +276,24 @@ def test_a_long_text_is_classified_by_the_mean_of_its_parts() -> None:
         made.classify(text)
 
 
+def test_special_tokens_that_the_tokenizer_does_not_add_count_too() -> None:
+    roles = ["pad", "bos", "eos", "unk"]
+    words = Tokenizer.train("word", iter(["the fox runs over it ."]), 80, special_tokens=roles, min_frequency=1)
+    config = qkv.Config(
+        encoder=stack(words, max_positions=16), head=qkv.HeadConfig(kind="classify", outputs=3), pad_token_id=0
+    )
+    assert model(config, words).classify("the fox " * 15, too_long="split").label
+
+
+def test_a_text_beside_a_pair_may_be_as_long_as_alone() -> None:
+    made = encoder(qkv.HeadConfig(kind="classify", outputs=3))
+    text = " ".join(["fox"] * 62)  # 64 with special tokens; a pair has one more
+    alone, beside = made.classify(text), made.classify([text, ("a fox", "a dog")])[0]
+    assert beside.probabilities == pytest.approx(alone.probabilities)
+    with pytest.raises(UsageError, match="65 with special tokens"):
+        made.classify([(text[4:], "fox")])
+
+
 # ---------------------------------------------------------------- tag
 
 
@@ -403,6 +421,22 @@ def test_suggestions_with_kept_keys_and_values_are_those_of_a_fresh_call(make: A
         assert [one.text for one in kept.suggestions] == [one.text for one in fresh.suggestions]
         found, expected = ([one.probability for one in side.suggestions] for side in (kept, fresh))
         assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_an_interrupted_call_and_other_weights_leave_no_old_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = decoder()
+    made.complete("the lazy dog and runs")
+
+    def interrupt(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("qkv.tasks.run.complete.next_logits", interrupt)
+        made.complete("the quick brown fox")
+    fresh = Completer(TextModel(*parts_of(made))).complete("the quick brown fox")
+    assert made.complete("the quick brown fox") == fresh
+    made.network.double()
+    assert made.complete("the quick brown fox").suggestions
 
 
 def test_a_word_may_be_finished_by_other_tokens() -> None:

@@ -45,12 +45,13 @@ class Classification(WholeRecords):
     def required_lengths(self, examples: IntArray | slice) -> IntArray:
         """The length of both texts with special tokens: (n, 1)."""
         one, two = self._text_lengths(examples)
-        lengths: IntArray = one + two + self.num_special_tokens
+        lengths: IntArray = one + two + self._special_counts(two)
         return lengths[:, None]
 
     def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
         """Texts, or pairs with token types, and their classes or scores."""
-        one, two = truncate_pair(*self._text_lengths(examples), self.capacity[0] - self.num_special_tokens)
+        one, two = self._text_lengths(examples)
+        one, two = truncate_pair(one, two, self.capacity[0] - self._special_counts(two))
         first = self.gather_first("first", examples, one)
         second = self.gather_first("second", examples, two) if self.is_pair else None
         ids, lengths = self.template.add_special_tokens(first, second)
@@ -71,8 +72,12 @@ class Classification(WholeRecords):
         one = self.field_lengths("first", examples)
         return one, self.field_lengths("second", examples) if self.is_pair else np.zeros_like(one)
 
+    def _special_counts(self, two: IntArray) -> IntArray:
+        """The number of special tokens of each example: a second text of length 0 has no separator."""
+        return np.where(two > 0, self.num_special_tokens, self.template.num_special_tokens())
 
-def truncate_pair(one: IntArray, two: IntArray, max_total: int) -> tuple[IntArray, IntArray]:
+
+def truncate_pair(one: IntArray, two: IntArray, max_total: int | IntArray) -> tuple[IntArray, IntArray]:
     """The lengths of two texts after truncation to `max_total` tokens. The longer text is truncated first.
 
     >>> [part.tolist() for part in truncate_pair(np.array([9, 2, 4]), np.array([2, 9, 4]), 6)]

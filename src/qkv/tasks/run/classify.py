@@ -10,6 +10,7 @@ from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.encode.encoders import parse_number
 from qkv.data.objectives import Classification
 from qkv.data.objectives.table import OBJECTIVES
+from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.problems import InvalidRecord
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
@@ -227,9 +228,10 @@ def compute_mean_logits(
 ) -> np.ndarray:
     """The logits of each text (N, V). A text that is too long is split at sentences, and its logits are the mean."""
     max_length = max_sequence_length(model.config)
+    room = max_length - SpecialTokenTemplate.from_tokenizer(model.tokenizer).num_special_tokens()
 
     def fits(part: str) -> bool:
-        return len(model.tokenizer.encode(part)) <= max_length
+        return len(model.tokenizer.encode(part, add_special_tokens=False)) <= room
 
     parts: list[TextOrPair] = []
     owner: list[int] = []

@@ -8,7 +8,6 @@ W hypotheses, V vocabulary
 """
 
 import copy
-import re
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,7 +25,6 @@ from qkv.models.runtime.eval_mode import eval_mode
 from qkv.tasks.results import Completion, Suggestion
 from qkv.tasks.task import TextModel, check_top
 
-LAST_WORD = re.compile(r"\s?\S*\Z")
 MAX_RETYPED_TOKENS = 8
 """At most this number of tokens at the end of the text are spelled again: the tokens of one word, usually."""
 
@@ -91,8 +89,7 @@ class Completer:
         ids, offsets = self.tokenizer.encode_with_offsets(text, add_special_tokens=True)
         while len(ids) > 1 and ids[-1] in self.config.eos_token_ids:
             ids, offsets = ids[:-1], offsets[:-1]
-        match = LAST_WORD.search(text)
-        start = match.start() if match else len(text)
+        start = last_word_start(text)
         num_read = sum(end <= start for _, end in offsets)
         num_read = max(min(1, len(ids)), num_read, len(ids) - MAX_RETYPED_TOKENS)
         read_chars = max((end for _, end in offsets[:num_read]), default=0)
@@ -107,21 +104,23 @@ class Completer:
 
     def read(self, ids: list[int]) -> Tensor:
         """The logits (1, V) after the tokens. Only tokens that differ from those of the last call are computed."""
+        cache, self.cache = self.cache, None  # an interrupted call leaves none
         known = 0
-        if self.cache is not None:
+        if cache is not None:
             pairs = zip(ids[:-1], self.cached_ids, strict=False)  # the last token is always computed, for its logits
             known = next(
                 (i for i, (new, old) in enumerate(pairs) if new != old), min(len(ids) - 1, len(self.cached_ids))
             )
-            if isinstance(self.cache, RecurrentCache):  # its state cannot be taken back
+            if isinstance(cache, RecurrentCache):  # its state cannot be taken back
                 known = known if known == len(self.cached_ids) else 0
             else:
-                crop_cache(self.cache, known)
-        if self.cache is None or known == 0:
-            self.cache = self.network.new_cache(1, len(ids) + 64)
+                crop_cache(cache, known)
+        if cache is None or known == 0:
+            cache = self.network.new_cache(1, len(ids) + 64)
         new = torch.tensor([ids[known:]], device=next(self.network.parameters()).device)
-        self.cached_ids = list(ids)
-        return promote_to_float32(next_logits(self.network, new, None, cache=self.cache, cross_cache=None))
+        logits = next_logits(self.network, new, None, cache=cache, cross_cache=None)
+        self.cache, self.cached_ids = cache, list(ids)
+        return promote_to_float32(logits)
 
     def search(self, logits: Tensor, typed: bytes, width: int, max_tokens: int) -> list[PartialCompletion]:
         """A beam search whose hypotheses begin with the bytes `typed`; the most likely first."""
@@ -177,6 +176,18 @@ class Completer:
         return [*self.sorted_ids[first:last], *shorter]
 
 
+def last_word_start(text: str) -> int:
+    """Where the last word of a text begins, with the white space before it, if there is some.
+
+    >>> [last_word_start(text) for text in ("one two", "one ", "one", "")]
+    [3, 3, 0, 0]
+    """
+    words = text.rsplit(maxsplit=1)
+    if not text or text[-1].isspace():
+        return max(0, len(text) - 1)
+    return max(0, len(text) - len(words[-1]) - 1)
+
+
 def copy_cache(network: Decoder, source: SelfCache, num_new: int) -> SelfCache:
     """Return a copy of a cache of one sequence, with room for `num_new` more tokens."""
     if isinstance(source, RecurrentCache):
@@ -193,6 +204,7 @@ def copy_cache(network: Decoder, source: SelfCache, num_new: int) -> SelfCache:
     return target
 
 
-def weights_version(network: nn.Module) -> int:
-    """A number that changes when weights are changed in place, because keys and values are then out of date."""
-    return sum(parameter._version for parameter in network.parameters())
+def weights_version(network: nn.Module) -> tuple[int, torch.dtype, torch.device]:
+    """What changes when weights are changed or moved, because keys and values are then out of date."""
+    parameters = list(network.parameters())
+    return sum(one._version for one in parameters), parameters[0].dtype, parameters[0].device
