@@ -1,13 +1,18 @@
 """Text to text: what is written is what decoding alone writes, and scored against the right targets."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from task_models import decoder, parts_of, records, seq2seq
 
 import qkv
 from qkv.errors import UsageError
+from qkv.models import Network
 from qkv.tasks.evaluate import evaluate, main_metric
 from qkv.tasks.run import text_to_text
 from qkv.tasks.task import TextModel
+from qkv.text import Tokenizer
 
 SOURCES = ["the fox", "a", "dogs and a fox run over it", "brown dog, lazy", "the lazy dog jumps", "x y z", "Paris"]
 
@@ -84,7 +89,8 @@ def test_a_source_too_long_to_read_is_truncated_and_told() -> None:
     found = evaluate(*parts_of(made), records([{"source": long, "target": "x"}, {"source": "fox", "target": "x"}]))
     assert "1 sources were truncated to the 16 tokens that fit" in found.notes
     made.network.eval()
-    start = made.generate(made.tokenizer.encode(long)[:16], max_tokens=9).text
+    source = [*made.tokenizer.encode(long)[:15], made.tokenizer.special_tokens.eos]
+    start = made.generate(source, max_tokens=9).text
     assert found.samples[0].prediction == start
 
 
@@ -125,3 +131,31 @@ def test_progress_ends_at_the_number_of_sources() -> None:
     made = seq2seq()
     evaluate(*parts_of(made), pairs, batch_size=3, progress=lambda done, total: heard.append((done, total)))
     assert heard == [(3, 7), (6, 7), (7, 7)]
+
+
+def test_a_truncated_source_ends_with_the_end_token_as_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = seq2seq(max_positions=16)
+    read: list[list[int]] = []
+    generate = text_to_text.generate_batched
+
+    def record(network: Network, tokenizer: Tokenizer, prompts: list[list[int]], *rest: Any) -> Any:
+        read.extend(prompts)
+        return generate(network, tokenizer, prompts, *rest)
+
+    monkeypatch.setattr(text_to_text, "generate_batched", record)
+    evaluate(*parts_of(made), records([{"source": "the quick brown fox jumps", "target": "dog"}]), max_tokens=4)
+    assert made.tokenizer is not None
+    text = made.tokenizer.encode("the quick brown fox jumps", add_special_tokens=False)
+    assert read == [[*text[:15], made.tokenizer.special_tokens.eos]]
+
+
+@pytest.mark.parametrize("make", [seq2seq, decoder])
+def test_how_much_is_written_does_not_depend_on_the_other_texts(make: Callable[..., qkv.Model]) -> None:
+    long = "the quick brown fox jumps over the lazy dog and runs in Paris"
+    made = make(seed=1, max_positions=200)
+    assert made.run("a fox").ids == made.run(["a fox", long])[0].ids
+    if make is seq2seq:
+        alone, beside = made.translate("a fox"), made.translate(["a fox", long])
+        assert len(alone.ids) == 64, "it does not end by itself"
+        assert beside[0].ids == alone.ids
+        assert len(beside[1].ids) > 64

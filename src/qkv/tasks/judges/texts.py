@@ -10,7 +10,7 @@ from qkv.decode import GenerationOptions
 from qkv.tasks import metrics
 from qkv.tasks.judges.judge import BATCH_SIZE, Judge, Prediction, has_texts
 from qkv.tasks.run.answer import find_answers
-from qkv.tasks.run.generate import generate_batched, limit_new_tokens, prompt_ids
+from qkv.tasks.run.generate import generate_batched, limit_new_tokens, prompt_ids, truncate_prompts
 from qkv.tasks.run.text_to_text import has_long_targets, max_target_tokens
 from qkv.tasks.task import TextModel
 
@@ -38,10 +38,7 @@ class TextJudge(Judge):
         longest = max_target_tokens(model.tokenizer, [self.expected(one) for one in records])
         max_tokens = limit_new_tokens(model.config, longest * 3 // 2 + 8)
         prompts = [prompt_ids(model.tokenizer, model.config, one.fields["source"]) for one in records]
-        stack = model.config.encoder or model.config.stack
-        if stack.has_max_positions:
-            room = stack.max_positions - (0 if model.config.encoder is not None else max_tokens)
-            prompts = [prompt[: max(1, room)] for prompt in prompts]
+        prompts, _ = truncate_prompts(model.tokenizer, model.config, prompts, max_tokens)
         options = GenerationOptions(max_tokens=max_tokens, beam=self.beam)
         results = generate_batched(model.network, model.tokenizer, prompts, options, BATCH_SIZE)
         return [(one.text, mean_probability(one.score, len(one.ids) + 1, self.beam)) for one in results]
@@ -55,7 +52,7 @@ class TextJudge(Judge):
         """1 for an equal text; if targets are long, the fraction of words in common (F1) for others."""
         pairs = list(zip(predicted, expected, strict=True))
         if self.metric == "exact_match":
-            return [float(one == two) for one, two in pairs]
+            return [metrics.exact_match([one], [[two]]) for one, two in pairs]
         return [metrics.answer_f1([one], [[two]]) for one, two in pairs]
 
 

@@ -2,9 +2,10 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
+from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.decode import GenerationOptions, GenerationResult, NonFiniteLogits, generate
 from qkv.errors import UsageError, suggest_name
 from qkv.models import Config, Network
@@ -23,6 +24,22 @@ def prompt_ids(tokenizer: Tokenizer, config: Config, text: str) -> list[int]:
         while len(ids) > 1 and ids[-1] in config.eos_token_ids:
             ids.pop()
     return ids
+
+
+def truncate_prompts(
+    tokenizer: Tokenizer, config: Config, prompts: Sequence[list[int]], max_tokens: int
+) -> tuple[list[list[int]], int]:
+    """Prompts that leave room for `max_tokens` new tokens, and the number of tokens that fit into one.
+
+    As in training, the end of a source is truncated, and the special tokens after it stay.
+    """
+    stack = config.encoder if config.encoder is not None else config.stack
+    if not stack.has_max_positions:
+        return list(prompts), max(map(len, prompts), default=0)
+    fit = max(1, stack.max_positions - (0 if config.encoder is not None else max_tokens))
+    suffix = list(SpecialTokenTemplate.for_source(tokenizer).suffix) if config.encoder is not None else []
+    kept = max(1, fit - len(suffix))
+    return [prompt if len(prompt) <= fit else (prompt[:kept] + suffix)[:fit] for prompt in prompts], fit
 
 
 def make_generation_options(options: Mapping[str, Any], also_known: Sequence[str] = ()) -> GenerationOptions:
@@ -53,9 +70,11 @@ def generate_batched(
     options: GenerationOptions,
     batch_size: int,
     progress: OnProgress | None = None,
+    limits: Sequence[int] = (),
 ) -> list[GenerationResult]:
     """Generate a result for each prompt, in order, in batches of similar lengths.
 
+    `limits` are the `max_tokens` of each prompt, if they differ: a result depends on its own prompt alone.
     An empty prompt gives an empty result. A prompt whose logits are not finite also gives an empty result, with a
     warning, so that evaluating a diverged model does not abort training.
     """
@@ -66,7 +85,8 @@ def generate_batched(
     def generate_some(chosen: Sequence[int]) -> None:
         nonlocal num_failed
         try:
-            found = generate(network, [prompts[i] for i in chosen], options, tokenizer)
+            limited = replace(options, max_tokens=limits[chosen[0]]) if limits else options
+            found = generate(network, [prompts[i] for i in chosen], limited, tokenizer)
         except NonFiniteLogits:
             if len(chosen) == 1:
                 num_failed += 1
@@ -79,7 +99,9 @@ def generate_batched(
 
     with eval_mode(network):
         for chosen in batches([len(prompts[i]) for i in filled], batch_size, progress):
-            generate_some([filled[i] for i in chosen])
+            batch = [filled[i] for i in chosen]
+            for limit in {limits[i] for i in batch} if limits else {0}:
+                generate_some([i for i in batch if not limits or limits[i] == limit])
     if num_failed:
         log.warning("%d of %d results are empty: the model's logits were not finite (NaN)", num_failed, len(prompts))
     return results

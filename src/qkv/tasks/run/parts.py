@@ -20,7 +20,7 @@ from qkv.tasks.task import TextModel, check_top
 from qkv.text.sentences import CharSpan, fit_spans, split_sentences, split_to_fit
 
 EXTRA_TOKENS = 16
-"""By default, a translation has at most twice the tokens of its source, and this many more."""
+"""By default, a translation has at most twice the tokens of its source and this many more, rounded up."""
 NO_SPACE = "。！？、，」』）"  # no space follows these
 TRANSLATE_OPTIONS = ("sentences", "top", "align", "prefix", "prompt", "batch_size", "progress")
 SUMMARISE_OPTIONS = ("top", "too_long", "prompt", "batch_size", "progress")
@@ -145,15 +145,26 @@ def generate_parts(
         chosen = [part for part in parts if part.prefix == prefix]
         sources = [prompt_ids(tokenizer, config, prompt + part.source) for part in chosen]
         prefix_ids = tokenizer.target.encode(prefix, add_special_tokens=False)
-        longest = 2 * max(map(len, sources), default=1) + EXTRA_TOKENS
-        limit = limit_new_tokens(config, max(longest, GenerationOptions.max_tokens), 1 + len(prefix_ids))
-        generation = make_generation_options({"max_tokens": limit, **options, "prefix": prefix_ids})
-        results = generate_batched(model.network, tokenizer, sources, generation, batch_size, progress)
+        generation = make_generation_options({**options, "prefix": prefix_ids})
+        limits = [limit_new_tokens(config, default_max_tokens(len(one)), 1 + len(prefix_ids)) for one in sources]
+        if "max_tokens" in options:
+            limits = []
+        results = generate_batched(model.network, tokenizer, sources, generation, batch_size, progress, limits)
         for part, result in zip(chosen, results, strict=True):
             for one in (result, *result.alternatives) if prefix_ids else ():
                 one.ids = [*prefix_ids, *one.ids]
                 one.text = tokenizer.target.decode(one.ids)
             part.result = GeneratedText.from_generation(part.source, result)
+
+
+def default_max_tokens(source_tokens: int) -> int:
+    """The most tokens that are generated for a source, in steps of 64, so that sources of similar lengths share it.
+
+    >>> default_max_tokens(5), default_max_tokens(24), default_max_tokens(25)
+    (64, 64, 128)
+    """
+    step = GenerationOptions.max_tokens
+    return -(-(2 * source_tokens + EXTRA_TOKENS) // step) * step
 
 
 def join_parts(text: str, parts: Sequence[Part], *, keep_gaps: bool) -> GeneratedText:

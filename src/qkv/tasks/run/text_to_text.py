@@ -17,7 +17,13 @@ from qkv.tasks import metrics
 from qkv.tasks.metrics.rouge import ROUGE_NAMES
 from qkv.tasks.metrics.text import References
 from qkv.tasks.results import GeneratedText
-from qkv.tasks.run.generate import generate_batched, limit_new_tokens, make_generation_options, prompt_ids
+from qkv.tasks.run.generate import (
+    generate_batched,
+    limit_new_tokens,
+    make_generation_options,
+    prompt_ids,
+    truncate_prompts,
+)
 from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, select_metrics, select_usable
 from qkv.text import Tokenizer
 from qkv.train.watch import Sample
@@ -49,11 +55,11 @@ def run(
     tokenizer, config = model.tokenizer, model.config
     chosen = make_generation_options(options, also_known=("batch_size", "progress"))
     prompts = [prompt_ids(tokenizer, config, text) if text.strip() else [] for text in texts]
+    limits: list[int] = []
     if "max_tokens" not in options:
-        prompt_tokens = 1 if config.encoder is not None else max(map(len, prompts), default=1)
-        limit = limit_new_tokens(config, GenerationOptions.max_tokens, prompt_tokens)
-        chosen = make_generation_options({**options, "max_tokens": limit})
-    results = generate_batched(model.network, tokenizer, prompts, chosen, batch_size, progress)
+        lengths = [1 if config.encoder is not None else len(prompt) for prompt in prompts]
+        limits = [limit_new_tokens(config, chosen.max_tokens, length) for length in lengths]
+    results = generate_batched(model.network, tokenizer, prompts, chosen, batch_size, progress, limits)
     return [GeneratedText.from_generation(text, result) for text, result in zip(texts, results, strict=True)]
 
 
@@ -81,12 +87,10 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
     max_tokens = limit_new_tokens(config, max_tokens)
 
     prompts = [prompt_ids(tokenizer, config, source) if source.strip() else [] for source in targets_by_source]
-    stack = config.encoder if config.encoder is not None else config.stack
-    if stack.has_max_positions:
-        max_prompt = max(1, stack.max_positions - (0 if config.encoder is not None else max_tokens))
-        if num_long := sum(len(prompt) > max_prompt for prompt in prompts):
-            notes.append(f"{num_long:,} sources were truncated to the {max_prompt:,} tokens that fit")
-        prompts = [prompt[:max_prompt] for prompt in prompts]
+    lengths = list(map(len, prompts))
+    prompts, max_prompt = truncate_prompts(tokenizer, config, prompts, max_tokens)
+    if num_long := sum(length > max_prompt for length in lengths):
+        notes.append(f"{num_long:,} sources were truncated to the {max_prompt:,} tokens that fit")
     generation = GenerationOptions(max_tokens=max_tokens, beam=options.beam, **options.generation)
     results = generate_batched(model.network, tokenizer, prompts, generation, options.batch_size, options.progress)
     if num_cut := sum(result.finish_reason == "length" for result in results):
