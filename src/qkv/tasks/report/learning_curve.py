@@ -181,7 +181,7 @@ def shorten_recipe(
     recipe: Recipe, folder: Path, model_folder: str, training: Sequence[Record], valid: Path, minutes: float
 ) -> Recipe:
     """The recipe for a short run on these records, with the tokenizer of the run."""
-    columns = {name: name for name in training[0].fields}
+    columns = {name: name for name in training[0].fields if all(name in one.fields for one in training)}
     data = DataSection(
         train=str(write_records(folder.with_suffix(".jsonl"), training)),
         valid=str(valid),
