@@ -5,17 +5,21 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from search_models import make_embedder, write_files
 
 import qkv
 from qkv.cli import run_command
 from qkv.errors import QkvError, UsageError
+from qkv.files import partial_path, seal_json
 from qkv.search import folder as index_folder
+from qkv.search import index as index_module
 from qkv.search.embedder import Embedder
 from qkv.search.folder import DamagedIndex, read_arrays, read_manifest
 
@@ -93,6 +97,15 @@ def test_update_embeds_only_changed_files(notes: Path, model: qkv.Model, monkeyp
     report = index.report
     assert report is not None
     assert (report.files, report.embedded_files, report.embedded_passages, report.removed_files) == (4, 1, 1, 1)
+
+
+def test_update_keeps_the_name_of_the_model(notes: Path, model: qkv.Model) -> None:
+    model.save(notes.parent / "model")
+    folder = build(notes, notes.parent / "model").folder
+    updated = qkv.open_index(folder).update()
+    assert updated.model_name == str(notes.parent / "model")
+    assert qkv.open_index(folder).search("fox").hits
+    assert build(notes, model, rebuild=True).model_name == ""  # a model in memory may be another one
 
 
 def test_updated_index_equals_a_fresh_one(notes: Path, model: qkv.Model) -> None:
@@ -208,6 +221,83 @@ def test_failed_update_keeps_the_old_index(notes: Path, model: qkv.Model, monkey
     with pytest.raises(QkvError, match="no text found"):
         build(notes, model)
     assert contents(folder)["files"] == before["files"]
+
+
+def test_failed_build_leaves_nothing(notes: Path, model: qkv.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, content: str) -> None:
+        partial_path(path).write_text(content[:10])
+        raise OSError(28, "No space left on device")
+
+    (notes.parent / "empty").mkdir()
+    for name in ("new", "empty"):
+        with monkeypatch.context() as patch:
+            patch.setattr(index_folder, "write_atomically", fail)
+            with pytest.raises(QkvError, match="No space left"):
+                qkv.Index.build(notes, model=model, out=notes.parent / name)
+    assert not (notes.parent / "new").exists()
+    assert list((notes.parent / "empty").iterdir()) == []  # the user's own folder stays
+
+
+def test_writer_killed_at_the_manifest_is_cleaned_up(notes: Path, model: qkv.Model) -> None:
+    folder = notes.parent / "index"
+    (folder / "data-000001").mkdir(parents=True)
+    (folder / "manifest.json.partial").write_text("{")
+    build(notes, model)
+    assert {path.name for path in folder.iterdir()} == {".lock", "manifest.json", "data-000002"}
+
+
+def test_failed_writer_does_not_remove_the_folder_of_the_next(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, entered = notes.parent / "index", []
+    release = FileLock.release
+
+    def release_and_let_another_in(self: FileLock, force: bool = False) -> None:
+        monkeypatch.setattr(FileLock, "release", release)
+        release(self, force)
+        stack.enter_context(index_folder.lock_for_writing(folder))
+        entered.append(folder)
+
+    monkeypatch.setattr(FileLock, "release", release_and_let_another_in)
+    with ExitStack() as stack:
+        with index_folder.lock_for_writing(folder):
+            pass
+        assert entered
+        assert folder.is_dir()
+
+
+def test_index_that_is_replaced_while_it_is_opened(
+    notes: Path, model: qkv.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = build(notes, model).folder
+
+    def replace_and_read(*arguments: Any, **options: Any) -> dict[str, np.ndarray]:
+        monkeypatch.setattr(index_module, "read_arrays", read_arrays)
+        (notes / "new.txt").write_text("a quick dog")
+        build(notes, model)
+        return read_arrays(*arguments, **options)
+
+    for verify in (True, False):
+        monkeypatch.setattr(index_module, "read_arrays", replace_and_read)
+        assert "new.txt" in qkv.open_index(folder, verify=verify).files
+
+
+def test_file_that_vanishes_during_a_check_is_damage(
+    notes: Path, model: qkv.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = build(notes, model).folder
+    map_array = index_folder._map_array
+    monkeypatch.setattr(index_folder, "_map_array", lambda path: (path.unlink(), map_array(path))[1])
+    with pytest.raises(DamagedIndex, match=r"--rebuild"):
+        qkv.open_index(folder)
+
+
+def test_index_of_an_older_version_must_be_built_again(notes: Path, model: qkv.Model) -> None:
+    """Version 1 split words at vowel signs, so its words would never be found."""
+    folder = build(notes, model).folder
+    (folder / "manifest.json").write_text(seal_json(read_manifest(folder) | {"version": 1}))
+    for open_it in (lambda: qkv.open_index(folder), lambda: build(notes, model)):
+        with pytest.raises(QkvError, match=r"version 1 of the index format.*--rebuild"):
+            open_it()
+    assert build(notes, model, rebuild=True).search("fox").hits
 
 
 KILLED_WRITER = """

@@ -13,7 +13,7 @@ from qkv.search.ranking import fuse, rank_matches, top_k
 from qkv.search.vectors import VectorSearch, normalize
 from qkv.text.bm25 import BM25, K1, B, InvertedIndexBuilder, normalized_words
 
-WORDS = ["a", "b", "ab", "é", "E\u0301", "Zebra", "zebra", "東京", "3", "x_y", ",", "."]
+WORDS = ["a", "b", "ab", "é", "E\u0301", "Zebra", "zebra", "東京", "3", "x_y", ",", ".", "दिन", "दान"]
 passages = st.lists(st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join), min_size=1, max_size=12)
 
 
@@ -51,6 +51,23 @@ def test_bm25_equals_its_definition(texts: list[str], query: str, top: int) -> N
     best = sorted((i for i, score in enumerate(expected) if score > 0), key=lambda i: (-index.scores(query)[i], i))
     assert found.tolist() == best[:top]
     assert scores.tolist() == index.scores(query)[found].tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("दिन, दान", ["दिन", "दान"]),  # vowel signs
+        ("தமிழ் কলকাতা", ["தமிழ்", "কলকাতা"]),
+        ("𑄌𑄋𑄴𑄟𑄳𑄦", ["𑄌𑄋𑄴𑄟𑄳𑄦"]),  # Chakma, above U+FFFF
+        ("כָּתַב كَتَبَ", ["כָּתַב", "كَتَبَ"]),  # points
+        ("x\u0304 Cafe\u0301, cafe", ["x\u0304", "café", "cafe"]),  # an accent without a composed letter
+        ("กินข้าว ฿5", ["กิ", "น", "ข้", "า", "ว", "5"]),  # no spaces between words
+        ("セ゚・東京", ["セ゚", "東", "京"]),
+        ("❤\ufe0f 1\ufe0f\u20e3 \u0301a", ["1", "a"]),  # variation selectors, and a mark without a letter
+    ],
+)
+def test_marks_belong_to_words(text: str, words: list[str]) -> None:
+    assert normalized_words(text) == words
 
 
 def test_words_are_found_by_binary_search() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from search_models import make_embedder
@@ -9,7 +10,7 @@ from search_models import make_embedder
 import qkv
 from qkv.cli import run_command
 from qkv.errors import UsageError
-from qkv.search import read_judged_queries
+from qkv.search import evaluate, read_judged_queries
 
 TEXTS = {"deep/fox.md": "the quick brown fox", "dog.txt": "the lazy dog sleeps", "sea.txt": "a warm house by the sea"}
 QUERIES = {"q1": "brown fox", "q2": "the lazy dog", "q3": "house"}
@@ -24,6 +25,21 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> qkv.Index:
         (folder / "texts" / name).write_text(text, encoding="utf-8")
     make_embedder().save(folder / "model")
     return qkv.Index.build(folder / "texts", model=folder / "model", out=folder / "index")
+
+
+def test_names_of_many_files_are_not_compared_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+
+    class Stem(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            compared.append(other)
+            return str.__eq__(self, other)
+
+    monkeypatch.setattr(evaluate, "PurePosixPath", lambda file: SimpleNamespace(stem=Stem(file.removesuffix(".txt"))))
+    assert evaluate.known_files([f"{i}.txt" for i in range(300)])["7"] == "7.txt"
+    assert len(compared) < 1000
 
 
 def test_words_find_what_was_judged_relevant(index: qkv.Index) -> None:

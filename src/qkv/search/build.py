@@ -141,7 +141,7 @@ def build_index(
             manifest |= settings | {
                 "source": _absolute_source(source),
                 "root": str(root),
-                "model": embedder.name,
+                "model": embedder.name or (old.manifest["model"] if old is not None else ""),
                 "probe": embedder.probe.tolist(),
                 "files": files,
             }

@@ -4,6 +4,7 @@ A file ranks as high as its best passage. Judgements name a file as the index do
 without folder and suffix (`dog`), if only one file has it.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -110,7 +111,8 @@ def known_files(files: Sequence[str]) -> dict[str, str]:
     {'dog': 'deep/dog.txt', 'deep/dog.txt': 'deep/dog.txt', 'fox.md': 'fox.md', 'deep/fox.md': 'deep/fox.md'}
     """
     stems = [PurePosixPath(file).stem for file in files]
-    short = {stem: file for stem, file in zip(stems, files, strict=True) if stems.count(stem) == 1}
+    counts = Counter(stems)
+    short = {stem: file for stem, file in zip(stems, files, strict=True) if counts[stem] == 1}
     return short | {file: file for file in files}
 
 

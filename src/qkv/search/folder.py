@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from qkv.files import (
     is_sealed,
     open_file,
     parse_json,
+    partial_path,
     read_bytes,
     report_write_errors,
     seal_json,
@@ -39,8 +40,9 @@ from qkv.files import (
     write_atomically,
 )
 
-VERSION = 1
+VERSION = 2  # version 1 had other rules for words, so its words cannot be looked up
 MANIFEST_FILE = "manifest.json"
+MANIFEST_PARTIAL = partial_path(Path(MANIFEST_FILE)).name
 TEXTS_FILE = "texts.txt"
 VECTORS_FILE = "vectors.npy"
 CANDIDATES_FILE = "candidates.faiss"
@@ -107,7 +109,7 @@ def read_arrays(folder: Path, manifest: dict[str, Any], *, verify: bool = True) 
         _check_shapes(arrays)
         if sum(file["passages"] for file in manifest["files"]) != len(arrays["lines"]):
             raise ValueError("the manifest has another number of passages")
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, FileNotFoundError) as error:
         raise DamagedIndex(folder, f"{type(error).__name__}: {error}") from None
     return arrays
 
@@ -150,8 +152,10 @@ def lock_for_writing(folder: Path) -> Iterator[None]:
     """Create the folder if needed, and keep other writers out. A folder with other files is refused."""
     if folder.exists() and not folder.is_dir():
         raise QkvError(f"{folder}: this is a file; give a folder for the index")
-    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    if MANIFEST_FILE not in names and any(name != LOCK_FILE and not DATA_FOLDER.fullmatch(name) for name in names):
+    is_new = not folder.exists()
+    names = set() if is_new else {path.name for path in folder.iterdir()}
+    others = {name for name in names - {LOCK_FILE, MANIFEST_PARTIAL} if not DATA_FOLDER.fullmatch(name)}
+    if others and MANIFEST_FILE not in others:
         raise QkvError(f"{folder}: this folder has other files and no index; choose an empty or new folder")
     with report_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -163,9 +167,12 @@ def lock_for_writing(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.release()
         if {path.name for path in folder.iterdir()} <= {LOCK_FILE}:  # nothing was written
-            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # Windows does not remove an open file
+                (folder / LOCK_FILE).unlink()
+                if is_new:
+                    folder.rmdir()
+        lock.release()
 
 
 @contextmanager
@@ -191,6 +198,7 @@ def write_data(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
         except BaseException:
             if not _is_published(folder, data.name):
                 shutil.rmtree(data, ignore_errors=True)
+            (folder / MANIFEST_PARTIAL).unlink(missing_ok=True)
             raise
         sync_folder(folder)
     for path in old:

@@ -52,8 +52,7 @@ class Index:
         verify: bool = True,
     ) -> None:
         self.folder = to_path(folder)
-        manifest = read_manifest(self.folder)
-        arrays = read_arrays(self.folder, manifest, verify=verify)
+        manifest, arrays, candidates = _read_index(self.folder, verify)
         try:
             self.files: list[str] = [file["name"] for file in manifest["files"]]
             self.root, self.source = Path(manifest["root"]), Path(manifest["source"])
@@ -66,20 +65,8 @@ class Index:
         self._model, self._device = model, device
         self._embedder: Embedder | None = None
         self.bm25 = BM25(arrays)
-        candidates = self._open_candidates(manifest, arrays["vectors"].shape)
         self.vectors = VectorSearch(arrays["vectors"], candidates=candidates)
         self.report: BuildReport | None = None
-
-    def _open_candidates(self, manifest: dict[str, Any], shape: Any) -> CandidateIndex | None:
-        """The inverted file of a large index. Without it, or without faiss, search is exact, and a warning says so."""
-        if CANDIDATES_FILE in manifest["checksums"] and has_faiss():
-            try:
-                return CandidateIndex(self.folder / manifest["data"] / CANDIDATES_FILE, shape)
-            except ValueError as error:
-                raise DamagedIndex(self.folder, str(error)) from None
-        if shape[0] > approximate.MAX_EXACT_VECTORS:
-            log.warning("%s: %s", self.folder, exact_search_note(shape[0]))
-        return None
 
     @classmethod
     def build(
@@ -211,6 +198,33 @@ class Index:
     def _use(self, embedder: Embedder) -> None:
         """Use a model for queries, and search on its device."""
         self._embedder, self.vectors.device = embedder, embedder.device
+
+
+def _read_index(folder: Path, verify: bool) -> tuple[dict[str, Any], dict[str, np.ndarray], CandidateIndex | None]:
+    """The manifest, the arrays, and the inverted file of a large index.
+
+    A writer deletes the old data after it has replaced the manifest. If this happens meanwhile, the new data is read.
+    """
+    manifest = read_manifest(folder)
+    try:
+        arrays = read_arrays(folder, manifest, verify=verify)
+        return manifest, arrays, _open_candidates(folder, manifest, arrays["vectors"].shape)
+    except QkvError:
+        if read_manifest(folder).get("data") == manifest.get("data"):
+            raise
+    return _read_index(folder, verify)
+
+
+def _open_candidates(folder: Path, manifest: dict[str, Any], shape: Any) -> CandidateIndex | None:
+    """The inverted file of a large index. Without it, or without faiss, search is exact, and a warning says so."""
+    if CANDIDATES_FILE in manifest["checksums"] and has_faiss():
+        try:
+            return CandidateIndex(folder / manifest["data"] / CANDIDATES_FILE, shape)
+        except ValueError as error:
+            raise DamagedIndex(folder, str(error)) from None
+    if shape[0] > approximate.MAX_EXACT_VECTORS:
+        log.warning("%s: %s", folder, exact_search_note(shape[0]))
+    return None
 
 
 def open_index(

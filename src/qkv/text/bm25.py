@@ -12,7 +12,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Mapping
-from unicodedata import normalize
+from unicodedata import category, normalize
 
 import numpy as np
 
@@ -20,8 +20,15 @@ K1 = 1.2
 """How soon more occurrences of a word stop to raise the score."""
 B = 0.75
 """How much long passages are discounted: 0 not at all, 1 in proportion to their length."""
-# Chinese and Japanese do not separate words, so each of their characters is a word.
-WORD_PATTERN = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]|[^\W\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]+")
+# Thai, Lao, Burmese, Khmer, Japanese and Chinese do not separate words, so each of their characters is a word.
+UNSEPARATED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+# Accents and vowel signs, which `\w` lacks, belong to words; variation selectors only choose a glyph. The lookahead
+# saves the comparison with all marks after most words.
+MARKS = "".join(
+    c for c in map(chr, range(0x300, 0x20000)) if category(c) in ("Mn", "Mc") and not "\ufe00" <= c <= "\ufe0f"
+)
+MARK = rf"(?![\0-\u02ff])[{MARKS}]"
+WORD_PATTERN = re.compile(rf"[^\W{UNSEPARATED}]+(?:{MARK}[^\W{UNSEPARATED}]*)*|(?=\w)[{UNSEPARATED}](?:{MARK})*")
 
 
 def normalized_words(text: str) -> list[str]:
@@ -29,6 +36,8 @@ def normalized_words(text: str) -> list[str]:
 
     >>> normalized_words("The Éclair's 3.5 東京")
     ['the', 'éclair', 's', '3', '5', '東', '京']
+    >>> normalized_words("दिन, दान")
+    ['दिन', 'दान']
     """
     return WORD_PATTERN.findall(normalize("NFC", text.lower()))
 
