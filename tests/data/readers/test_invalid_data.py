@@ -283,6 +283,22 @@ def test_a_quote_that_is_never_closed_costs_its_own_row_only(tmp_path):
     assert "is not closed" in str(problems.summary())
 
 
+@pytest.mark.parametrize("unusable", [b"\xff not", b"nul \0", b"\xff one\nused\n\xff two"])
+def test_an_unusable_line_inside_quotes_costs_its_row(tmp_path, unusable):
+    path = write(tmp_path, "a.csv", b'text,label\n"first\n' + unusable + b'\nlast",x\nb,y\n')
+    texts, problems = met(path)
+    assert texts == [{"text": "b", "label": "y"}]
+    assert (problems.num_seen, problems.num_invalid) == (2, 1)
+    assert first_place(problems) == FileLocation(str(path), 3)
+
+
+def test_an_unusable_line_after_a_quote_that_is_never_closed(tmp_path):
+    texts, problems = met(write(tmp_path, "a.csv", b'text,label\n"open,x\nb,y\n\xff,z\nc,y\n'))
+    assert [one["text"] for one in texts] == ["b", "c"]
+    assert counts(problems) == {"bad quoting": 1, "invalid UTF-8": 1}
+    assert (problems.num_seen, problems.num_invalid) == (4, 2)
+
+
 def test_text_after_a_closing_quote_is_invalid(tmp_path):
     texts, problems = met(write(tmp_path, "a.csv", 'a,b\n"x"y,1\n2,3\n'))
     assert texts == [{"a": "2", "b": "3"}]

@@ -23,6 +23,8 @@ from qkv.errors import UsageError
 
 MAX_ROW_LINES = 10_000  # lines that a row with quotes may span
 DELIMITER_NAMES = {";": "semicolons", "\t": "tabs", "|": "bars"}  # of a CSV without commas
+NumberedLine = tuple[int, str | None]
+"""A line number, and the text, or None if the line is unusable, as `read_lines` yields them."""
 QUOTED_FIELD = re.compile(r'(?<![^,;\t|])"[^"]*(?:""[^"]*)*"?')  # up to the end of the line if it is not closed there
 
 
@@ -66,9 +68,12 @@ def _split_rows(path: Path, format: str, context: ReadContext) -> Iterator[tuple
     quoting = options.quote if options.quote is not None else format == "csv"
     if len(delimiter) > 1 or delimiter in ('"', "\r", "\n"):
         raise UsageError(f"the delimiter must be one character, not a quote or a line end; got {delimiter!r}")
-    lines = _LineBuffer(path, context)
+    lines = _LineBuffer(read_lines(path, context, report_crlf=False))  # RFC 4180 ends lines with CR LF
     num_doubled_quotes = 0
     for number, line in lines:
+        if line is None:  # reported by `read_lines`
+            problems.num_seen += 1
+            continue
         if line and not delimiter:
             delimiter = _detect_delimiter(path, QUOTED_FIELD.sub("", line) if quoting else line)
             if delimiter != ",":
@@ -79,7 +84,7 @@ def _split_rows(path: Path, format: str, context: ReadContext) -> Iterator[tuple
         elif '"' not in line:
             yield number, line.split(delimiter)
         elif quoting:
-            row = _parse_quoted_row(line, number, delimiter, lines, context)
+            row = _parse_quoted_row(line, FileLocation(str(path), number), delimiter, lines, context)
             if row is not None:
                 yield number, row
         else:
@@ -106,56 +111,55 @@ def _detect_delimiter(path: Path, line: str) -> str:
 
 
 def _parse_quoted_row(
-    line: str, number: int, delimiter: str, lines: "_LineBuffer", context: ReadContext
+    line: str, location: FileLocation, delimiter: str, lines: "_LineBuffer", context: ReadContext
 ) -> list[str] | None:
     """A row with quotes, which may span several lines; None once it has been reported as invalid."""
-    more_lines: list[tuple[int, str]] = []
+    more_lines: list[NumberedLine] = []
     size = 0
+    problems = context.problems
     max_bytes = context.options.limits.max_line_bytes
 
     def feed() -> Iterator[str]:
         nonlocal size
         yield line + "\n"
-        for numbered_line in lines:
-            more_lines.append(numbered_line)
-            size += len(numbered_line[1])
+        for number, text in lines:
+            more_lines.append((number, text))
+            size += len(text or "")
             if len(more_lines) > MAX_ROW_LINES or size > max_bytes:
                 return
-            yield numbered_line[1] + "\n"
+            yield (text or "") + "\n"
 
     csv.field_size_limit(max(csv.field_size_limit(), max_bytes))
     try:
-        return next(csv.reader(feed(), delimiter=delimiter, strict=True))
+        row = next(csv.reader(feed(), delimiter=delimiter, strict=True))
     except csv.Error as error:
         lines.push_back(more_lines)
-        context.problems.num_seen += 1
+        problems.num_seen += 1
         reason = "a quote that opens here is not closed" if "unexpected end" in str(error) else str(error)
-        context.problems.skip("bad quoting", FileLocation(str(lines.path), number), reason)
+        problems.skip("bad quoting", location, reason)
         return None
+    num_unusable = sum(text is None for _, text in more_lines)
+    if num_unusable:
+        problems.num_seen += 1
+        problems.num_invalid -= num_unusable - 1  # `read_lines` has counted every line, but they are one row
+        return None
+    return row
 
 
 class _LineBuffer:
-    """The usable lines of a file; lines can be pushed back to be read again."""
+    """The lines of a file; lines can be pushed back to be read again."""
 
-    def __init__(self, path: Path, context: ReadContext):
-        self.path = path
-        self._problems = context.problems
-        self._lines = read_lines(path, context, report_crlf=False)  # RFC 4180 ends lines with CR LF
-        self._pushed_back: deque[tuple[int, str]] = deque()
+    def __init__(self, lines: Iterator[NumberedLine]):
+        self._lines = lines
+        self._pushed_back: deque[NumberedLine] = deque()
 
     def __iter__(self) -> "_LineBuffer":
         return self
 
-    def __next__(self) -> tuple[int, str]:
-        if self._pushed_back:
-            return self._pushed_back.popleft()
-        for number, line in self._lines:
-            if line is not None:
-                return number, line
-            self._problems.num_seen += 1
-        raise StopIteration
+    def __next__(self) -> NumberedLine:
+        return self._pushed_back.popleft() if self._pushed_back else next(self._lines)
 
-    def push_back(self, lines: list[tuple[int, str]]) -> None:
+    def push_back(self, lines: list[NumberedLine]) -> None:
         self._pushed_back.extendleft(reversed(lines))
 
 
