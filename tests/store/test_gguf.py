@@ -39,6 +39,14 @@ def test_logits_are_those_of_the_original(architecture: str, tied: bool, tmp_pat
     assert loaded.config.eos_token_ids == (2,)
 
 
+def test_files_without_the_sizes_of_heads_are_read(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    changes = {"llama.attention.key_length": None, "llama.rope.dimension_count": None}
+    for name, missing in (("all", changes), ("key_length", {"llama.attention.key_length": None})):
+        loaded = qkv.load(write_gguf(tmp_path / f"{name}.gguf", model, "llama", changes=missing))
+        torch.testing.assert_close(loaded.logits(IDS), model.logits(IDS), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(("quantization", "error"), [("F16", 0.01), ("BF16", 0.05), ("Q8_0", 0.1), ("Q4_1", 1.0)])
 def test_quantized_files(quantization: str, error: float, tmp_path: Path) -> None:
     model = tiny_model("llama")
@@ -142,6 +150,7 @@ def test_llama3_frequencies_are_recognised() -> None:
         ({"llama.attention.head_count": None}, "no llama.attention.head_count"),
         ({"llama.attention.head_count": 7}, "heads"),
         ({"llama.rope.scaling.type": "yarn"}, "yarn"),
+        ({"llama.rope.dimension_count": 4}, "llama.rope.dimension_count = 4, but a head has 8 dimensions"),
         ({"tokenizer.ggml.model": "t5"}, "tokenizer.ggml.model = 't5'"),
         ({"tokenizer.ggml.pre": "unheard-of"}, "tokenizer.ggml.pre = 'unheard-of'"),
         ({"tokenizer.ggml.merges": ["x"]}, "tokenizer cannot be used"),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.errors import QkvError, suggest_name
+from qkv.errors import QkvError, shorten, suggest_name
 from qkv.models.tables.architecture import Json
 
 _LLAMA_BLOCK = {
@@ -155,6 +155,13 @@ def hf_config_values(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
         raise QkvError(f"no {', '.join(missing)}")
     if min(values[architecture.keys[key]] for key in required) < 1:
         raise QkvError(f"{', '.join(f'{name}.{key}' for key in required)}: all of these must be at least 1")
+    if "rope.freq_base" in architecture.keys:
+        head_dim = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]
+        if (rotated := metadata.get(f"{name}.rope.dimension_count", head_dim)) != head_dim:
+            raise QkvError(
+                f"{name}.rope.dimension_count = {shorten(repr(rotated))}, but a head has {head_dim} dimensions: "
+                f"partial rotary embeddings are not supported for {name}; use another model"
+            )
     if "token_embd.weight" not in shapes:
         raise QkvError("no tensor token_embd.weight")
     values["vocab_size"] = shapes["token_embd.weight"][0]
