@@ -4,6 +4,8 @@ It takes seconds to train and is hard to beat with little data, so a classifier'
 scikit-learn (the extra `baseline`) and the data that the run was trained on.
 """
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -40,9 +42,12 @@ def evaluate_baseline(recipe: Recipe, records: Sequence[Record], names: Sequence
 
 
 def predict_svm(training: Sequence[str], labels: Sequence[str], texts: Sequence[str]) -> list[str]:
-    """Train on texts with labels, and predict the labels of other texts. It needs scikit-learn."""
-    if len(set(labels)) < 2:  # there is nothing to learn
-        return [labels[0] if labels else ""] * len(texts)
+    """Train on texts with labels, and predict the labels of other texts. It needs scikit-learn.
+
+    If the training texts have only one label or no words, the most frequent label is predicted.
+    """
+    if len(set(labels)) < 2 or not any(re.search(WORD_PATTERN, text) for text in training):
+        return [Counter(labels).most_common(1)[0][0] if labels else ""] * len(texts)
     features: Any = import_module("sklearn.feature_extraction.text")
     vectorizer = features.TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=WORD_PATTERN)
     classifier: Any = import_module("sklearn.svm").LinearSVC(random_state=0)

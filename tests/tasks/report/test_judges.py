@@ -7,6 +7,7 @@ import pytest
 from task_models import TEXT, decoder, encoder, parts_of, records, seq2seq
 
 import qkv
+from qkv.tasks.baseline import predict_svm
 from qkv.tasks.evaluate import evaluate
 from qkv.tasks.judges import find_judge
 from qkv.tasks.report.baselines import BASELINES, applicable_baselines, unigram_scores
@@ -125,6 +126,19 @@ def test_the_score_is_that_of_an_evaluation() -> None:
     made = judge_records(judge, model, found, 60, 100)
     whole = evaluate(model.network, model.tokenizer, model.config, found).metrics["accuracy"]
     assert judge.measure(made.predicted, made.expected) == pytest.approx(whole)
+
+
+def test_spaces_around_a_short_text_are_no_error() -> None:
+    judge = find_judge(seq2seq().config, records([{"source": "a", "target": "b "}]))
+    assert judge is not None
+    assert judge.measure(["b", "c"], ["b ", "b "]) == 0.5
+    assert judge.score_each(["b", "c"], ["b ", "b "]) == [1.0, 0.0]
+
+
+def test_texts_without_words_have_an_svm_baseline() -> None:
+    pytest.importorskip("sklearn", reason='trains a linear SVM; pip install "qkv[baseline]"')
+    assert predict_svm(["!!!", "???", "..."], ["a", "b", "b"], ["x", "!"]) == ["b", "b"]
+    assert predict_svm(["!!!", "red", "blue"], ["a", "a", "b"], ["red", "blue"]) == ["a", "b"]  # a negative control
 
 
 def test_baselines_predict_what_they_say() -> None:
