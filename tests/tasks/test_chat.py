@@ -48,6 +48,34 @@ def test_the_token_that_ends_a_message_of_the_template_ends_a_reply() -> None:
     assert next(chat.network.parameters()) is next(model.network.parameters())
 
 
+PHI3 = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+PHI3 += "{% if not add_generation_prompt %}<|endoftext|>{% endif %}"
+NEEDS_SYSTEM_PROMPT = (
+    "{% if messages[0]['role'] != 'system' %}{{ raise_exception('no system prompt') }}{% endif %}" + PHI3
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "end_tokens"),
+    [
+        (PHI3, (0, 2)),
+        (NEEDS_SYSTEM_PROMPT, (0, 2)),
+        ("{% for m in messages %}{{ m['content'] }}\n\n<|im_end|>{% endfor %}", (0, 2)),
+        ("<|im_start|>{% for m in messages %}# {{ m['role'] }}: {{ m['content'] }}\n{% endfor %}", (0,)),
+        ("{% for m in messages %}<|im_start|>{{ m['content'] }}{% endfor %}\nEnd<|im_end|>", (0,)),
+    ],
+)
+def test_an_end_token_comes_directly_after_an_answer(template: str, end_tokens: tuple[int, ...]) -> None:
+    assert chat_model(template=template).find_chat().network.config.eos_token_ids == end_tokens
+
+
+def test_a_template_that_needs_a_system_prompt() -> None:
+    model = chat_model(template=NEEDS_SYSTEM_PROMPT)
+    assert model.chat("Hello", system="Be kind.", max_tokens=2).messages[-1]["role"] == "assistant"
+    with pytest.raises(qkv.QkvError, match="no system prompt"):
+        model.chat("Hello")
+
+
 def test_a_chat_is_continued_with_its_messages() -> None:
     reply = MODEL.chat("Hello", max_tokens=3)
     again = MODEL.chat([*reply.messages, {"role": "user", "content": "More"}], max_tokens=3)

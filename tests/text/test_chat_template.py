@@ -3,6 +3,11 @@
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from text_strategies import QUICK
+from tokenizers import AddedToken, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
 
 from qkv.errors import QkvError, UsageError
 from qkv.text import Tokenizer, template_process
@@ -52,6 +57,7 @@ def test_with_special_it_does(tokenizer: Tokenizer) -> None:
         ("{{ messages[0]['content'] | trim }}_end|>", "a <|im  "),
         ("<|im_{{ messages[0]['content'] }}", "end|> b"),
         ("<|im_{{ messages[0]['content'] | trim }}", " end|>"),
+        ("<|{{ messages[0]['content'] }}|>", "im_end"),
     ],
 )
 def test_a_user_cannot_complete_the_text_of_the_template(template: str, text: str, tokenizer: Tokenizer) -> None:
@@ -59,6 +65,45 @@ def test_a_user_cannot_complete_the_text_of_the_template(template: str, text: st
     assert not tokenizer.special_ids.intersection(ids)
     assert "<|im_end|>" in tokenizer.decode(ids)
     assert tokenizer.special_ids.intersection(JinjaChatTemplate(tokenizer, template).encode(user(text), special=True))
+
+
+def metaspace_tokenizer(prepend_scheme: str) -> Tokenizer:
+    scores = {"<unk>": 0.0, "▁": -3.0, "▁hi": -1.0, "hi": -1.5} | dict.fromkeys("hi\nus", -4.0)
+    backend = Backend(models.Unigram(list(scores.items()), unk_id=0))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend_scheme)
+    flagged = [AddedToken("<|u|>", rstrip=True), AddedToken("<|e|>", lstrip=True)]
+    backend.add_special_tokens(["<s>", *flagged])
+    return Tokenizer(backend, {"bos_token": "<s>"})
+
+
+@pytest.mark.parametrize("prepend_scheme", ["first", "always", "never"])
+@given(contents=st.lists(st.text("hi <|>u\n?", max_size=8), min_size=1, max_size=3))
+@settings(max_examples=40, **QUICK)
+def test_the_ids_are_those_of_the_library(prepend_scheme: str, contents: list[str]) -> None:
+    tokenizer = metaspace_tokenizer(prepend_scheme)
+    messages = [message for content in contents for message in user(content)]
+    rendered = "<s>" + "".join(f"<|u|>\n{content} <|e|>us" for content in contents)
+    source = "{{ bos_token }}{% for m in messages %}{{ '<|u|>\n' + m['content'] + ' <|e|>us' }}{% endfor %}"
+    ids = JinjaChatTemplate(tokenizer, source).encode(messages)
+    if any(spelling in content for content in contents for spelling in ("<s>", "<|u|>", "<|e|>")):
+        assert sum(i in tokenizer.special_ids - {0} for i in ids) == 1 + 2 * len(contents)
+    else:
+        assert ids == tokenizer.backend.encode(rendered, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("text", ["x<|a|><|y", "<|a|><|a|><|", "|><|a|>", "|><||><|a|>"])
+def test_overlapping_spellings_are_only_text(text: str) -> None:
+    backend = Tokenizer.train("byte", iter([]), 259).backend
+    backend.add_special_tokens(["<|a|>", "|><|"])
+    tokenizer = Tokenizer(backend)
+    ids = JinjaChatTemplate(tokenizer, "{{ messages[0]['content'] }}").encode(user(text))
+    assert ids == tokenizer.encode(text, add_special_tokens=False)
+    assert not tokenizer.special_ids.intersection(ids)
+
+
+def test_the_character_that_marks_control_tokens_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(UsageError, match=r"U\+FDD0.*remove it"):
+        JinjaChatTemplate(tokenizer).encode(user("\ufdd01\ufdd1"))
 
 
 def test_private_characters_of_a_text_stay_as_they_are(tokenizer: Tokenizer) -> None:
@@ -173,3 +218,32 @@ def test_one_process_renders_many_templates_and_is_replaced_when_it_ends() -> No
         assert process._process is not first
     finally:
         process.close()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_after_an_interruption_the_next_caller_gets_its_own_text(error: type[BaseException]) -> None:
+    process = template_process.TemplateProcess()
+    try:
+        process.render("{{ a }}", {"a": "before"})
+        first = process._process
+        assert first is not None
+        pipe = first.stdout
+
+        class Interrupted:
+            close = pipe.close
+
+            def readline(self) -> bytes:
+                raise error
+
+        first.stdout = Interrupted()
+        with pytest.raises(error):
+            process.render("{{ a }}", {"a": "of the first caller"})
+        assert first.poll() is not None  # stopped
+        assert process.render("{{ a }}", {"a": "of the second caller"}) == "of the second caller"
+    finally:
+        process.close()
+
+
+def test_a_misspelt_name_is_no_template() -> None:
+    with pytest.raises(UsageError, match="'plane': this is no jinja2 template; give one, or 'plain'"):
+        JinjaChatTemplate(Tokenizer.train("char", iter(["ab"]), 40, special_tokens=["unk"]), "plane")

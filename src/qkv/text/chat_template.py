@@ -6,8 +6,14 @@ control tokens: their spellings inside a message are ordinary text, unless `spec
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from itertools import islice
 from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
 
 from qkv.errors import QkvError, UsageError, shorten, suggest_name
 from qkv.text.special_tokens import ROLE_NAMES
@@ -23,6 +29,9 @@ PLAIN_TEMPLATE = (
 )
 """The template "plain", for a model that has none."""
 PRIVATE_CHARACTERS = range(0xF0000, 0xFFFFE)
+CONTROL_TOKEN_FORMAT = "\ufdd0{}\ufdd1"
+"""A control token in a rendered chat: its id between two Unicode noncharacters, which no message may contain."""
+CONTROL_TOKEN = re.compile(r"\s*\ufdd0(\d+)\ufdd1")  # and the white space before it
 
 
 class JinjaChatTemplate:
@@ -33,12 +42,15 @@ class JinjaChatTemplate:
         self.tokenizer = tokenizer
         self.render: Callable[[str, Mapping[str, Any]], str] = render_in_sandbox  # of a template and its variables
         self.is_plain = template == "plain"
+        if template and not self.is_plain and "{" not in template:
+            raise UsageError(f"template = {shorten(template)!r}: this is no jinja2 template; give one, or 'plain'")
         self.template = PLAIN_TEMPLATE if self.is_plain else template or _find_template(tokenizer)
         added = tokenizer.backend.get_added_tokens_decoder()
         self._special = {token.content: (i, token) for i, token in added.items() if token.special and token.content}
         spellings = sorted(self._special, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, spellings)) if spellings else r"(?!)")
-        self._around_contents: dict[tuple[str, ...], tuple[list[str], bool] | QkvError] = {}  # by the roles of a chat
+        self._pattern_start = re.compile(f"(?={self._pattern.pattern})")  # also finds spellings that overlap
+        self._around_contents: dict[tuple[str, ...], list[str] | QkvError] = {}  # by the roles of a chat
 
     def encode(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, special: bool = False
@@ -46,45 +58,40 @@ class JinjaChatTemplate:
         """The ids of a chat, up to where the assistant's next message begins."""
         for number, message in enumerate(messages):
             check_message(message, number)
-        copied = [{"role": message["role"], "content": message["content"]} for message in messages]
-        hidden: dict[str, str] = {}  # private character → the character that it stands for
-        if not special:
-            unused = _unused_characters(copied)
-            for message in copied:
-                message["content"] = self._hide_control_tokens(message["content"], unused, hidden)
-        return self._tokenize(self._render(copied, add_generation_prompt), hidden)
+        return self._tokenize(self._render(messages, add_generation_prompt, special))[0]
 
     def encode_answers(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
         """The ids of a whole chat, and a mask that is 1 for the assistant's messages and the token that ends each.
 
-        A message of the assistant is encoded apart from the text before it, as it is generated after a prompt. The
-        template is rendered once for each sequence of roles, so it must write every message as it is, in order.
+        White space between a message and its end token is part of the mask, and so is a token that has characters of
+        both the message and the text around it. The template must write all messages in order, as they are or without
+        white space at their ends.
         """
         for number, message in enumerate(messages):
             check_message(message, number)
-        hidden: dict[str, str] = {}
-        unused = _unused_characters(messages)
-        contents = [self._hide_control_tokens(message["content"], unused, hidden) for message in messages]
-        roles = tuple(message["role"] for message in messages)
-        (text, *after), is_stripped = self._split_around_contents(roles)
-        ids: list[int] = []
-        mask: list[int] = []
-        for role, content, rest in zip(roles, contents, after, strict=True):
-            content = content.strip() if is_stripped else content
-            if role != "assistant":
-                text += content + rest
-                continue
-            prompt, answer = self._tokenize(text, hidden), self._tokenize(content, hidden)
-            end = self._pattern.match(rest)
-            text = rest if end is None else rest[end.end() :]
-            answer += [] if end is None else [self._special[end.group()][0]]
-            ids += prompt + answer
-            mask += [0] * len(prompt) + [1] * len(answer)
-        closing = self._tokenize(text, hidden)
-        return ids + closing, mask + [0] * len(closing)
+        around = self._split_around_contents(tuple(message["role"] for message in messages))
+        text = self._render(messages, add_generation_prompt=False)
+        end_tokens = (self.find_end_token(), self.tokenizer.special_tokens.eos)  # not one that begins the next message
+        is_answer = bytearray(len(text) + 1)  # by character
+        for message, (start, end) in zip(messages, _find_contents(text, messages, around), strict=True):
+            if message["role"] == "assistant":
+                following = CONTROL_TOKEN.match(text, end)
+                if following is not None and int(following[1]) in end_tokens:
+                    end = following.end()
+                is_answer[start:end] = b"\1" * (end - start)
+        ids, offsets = self._tokenize(text)
+        return ids, [int(any(is_answer[start : max(end, start + 1)])) for start, end in offsets]
 
-    def _split_around_contents(self, roles: tuple[str, ...]) -> tuple[list[str], bool]:
-        """The texts that the template writes before, between and after the messages, and whether it strips them."""
+    def find_end_token(self) -> int | None:
+        """The id of the control token that the template writes after a message of the assistant; None without one."""
+        for roles in (("user", "assistant"), ("system", "user", "assistant")):  # some templates need a system prompt
+            with suppress(QkvError):
+                following = CONTROL_TOKEN.match(self._split_around_contents(roles)[-1])
+                return None if following is None else int(following[1])
+        return None
+
+    def _split_around_contents(self, roles: tuple[str, ...]) -> list[str]:
+        """The texts that the template writes before, between and after the messages."""
         if roles not in self._around_contents:
             try:
                 self._around_contents[roles] = self._render_around_contents(roles)
@@ -95,46 +102,59 @@ class JinjaChatTemplate:
             raise found
         return found
 
-    def _render_around_contents(self, roles: tuple[str, ...]) -> tuple[list[str], bool]:
-        marks = [chr(PRIVATE_CHARACTERS[number]) for number in range(len(roles))]
-        messages = [{"role": role, "content": f" {mark} "} for role, mark in zip(roles, marks, strict=True)]
+    def _render_around_contents(self, roles: tuple[str, ...]) -> list[str]:
+        marks = list(islice(_unused_characters([self.template]), len(roles)))
+        messages = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
         text = self._render(messages, add_generation_prompt=False)
-        is_stripped = f" {marks[0]} " not in text
-        pieces = re.split("|".join(mark if is_stripped else f" {mark} " for mark in marks), text)
-        if [one for one in text if one in marks] != marks or len(pieces) != len(roles) + 1:
+        if [one for one in text if one in marks] != marks:
             raise QkvError(
                 f"the chat template does not write the messages of a chat ({', '.join(roles)}) one after the other, "
                 "so the answers cannot be found in its text; remove chat_template from tokenizer_config.json to train "
                 "with qkv's own format"
             )
-        return pieces, is_stripped
+        return re.split("|".join(marks), text)
 
-    def _tokenize(self, text: str, hidden: Mapping[str, str]) -> list[int]:
-        """The ids of a rendered text: control tokens, and ordinary text between them."""
-        originals = {ord(private): character for private, character in hidden.items()}
-        ids: list[int] = []
-        start, strip_start = 0, False
-        for match in [*self._pattern.finditer(text), None]:
-            token_id, token = (None, None) if match is None else self._special[match.group()]
-            piece = text[start : len(text) if match is None else match.start()].translate(originals)
-            piece = piece.lstrip() if strip_start else piece
-            piece = piece.rstrip() if token is not None and token.lstrip else piece
-            if piece:
-                ids += self.tokenizer.encode(piece, add_special_tokens=False)
-            if match is not None and token is not None and token_id is not None:
-                ids.append(token_id)
-                start, strip_start = match.end(), token.rstrip
-        return ids
+    def _tokenize(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids of a rendered chat, and for each the characters that it covers, as (start, end)."""
+        encoder, control_ids = self._encoder
+        ids, offsets = encoder.encode_with_offsets(text)
+        for number, token_id in enumerate(ids):
+            if token_id in control_ids:
+                ids[number] = control_ids[token_id]
+                start = text.index(CONTROL_TOKEN_FORMAT[0], offsets[number][0])  # after white space that it strips
+                offsets[number] = (start, start + 1)
+        return ids, offsets
+
+    @cached_property
+    def _encoder(self) -> tuple[Tokenizer, dict[int, int]]:
+        """The tokenizer of rendered chats, and its ids of control tokens with the ids that they stand for.
+
+        It encodes the whole text at once, because the ids of a text can depend on whether it is the first.
+        """
+        backend = Backend.from_str(self.tokenizer.backend.to_str())
+        backend.post_processor = None  # it may trim white space from offsets
+        names = {CONTROL_TOKEN_FORMAT.format(i): (i, token) for i, token in self._special.values()}
+        backend.add_tokens(
+            [
+                AddedToken(name, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False)
+                for name, (_, token) in names.items()
+            ]
+        )
+        added = backend.get_added_tokens_decoder()
+        control_ids = {i: names[token.content][0] for i, token in added.items() if token.content in names}
+        return Tokenizer(backend, special_tokens=self.tokenizer.special_tokens), control_ids
 
     def _hide_control_tokens(self, text: str, unused: Iterator[str], hidden: dict[str, str]) -> str:
         """Replace one character of each spelling of a control token by a private one.
 
-        The same is done for the beginning of a spelling at the end of the text, and the end of one at its start, which
-        the template could complete.
+        The same is done for parts of a spelling that the template could complete: its beginning at the end of the text,
+        its end at the start of the text, and its middle if that is the whole text.
         """
-        places = {match.start() for match in self._pattern.finditer(text)}
+        places = {match.start() for match in self._pattern_start.finditer(text)}
         first, last = len(text) - len(text.lstrip()), len(text.rstrip())  # a template may strip the text
         for spelling in self._special:
+            if first < last and text[first:last] in spelling:
+                places.add(first)
             for size in range(1, len(spelling)):
                 if text.endswith(spelling[:size], 0, last):
                     places.add(last - size)
@@ -150,13 +170,58 @@ class JinjaChatTemplate:
             characters[place] = names[character]
         return "".join(characters)
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool, special: bool = False) -> str:
+        """The text of a chat, with control tokens as `CONTROL_TOKEN_FORMAT` writes them."""
+        copied = [{"role": message["role"], "content": message["content"]} for message in messages]
+        hidden: dict[str, str] = {}  # private character → the character that it stands for
+        if not special:
+            unused = _unused_characters([self.template, *(message["content"] for message in copied)])
+            for message in copied:
+                message["content"] = self._hide_control_tokens(message["content"], unused, hidden)
         ids = {role: getattr(self.tokenizer.special_tokens, role) for role in ROLE_NAMES}
         variables: dict[str, Any] = {
             f"{role}_token": "" if i is None else self.tokenizer.id_to_token(i) for role, i in ids.items()
         }
-        variables |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
-        return self.render(self.template, variables)
+        variables |= {"messages": copied, "add_generation_prompt": add_generation_prompt}
+        text = self.render(self.template, variables)
+        if CONTROL_TOKEN_FORMAT[0] in text:
+            raise UsageError(
+                "the chat contains the character U+FDD0, which Unicode reserves for the internal use of programs, and "
+                "with which qkv marks control tokens; remove it"
+            )
+        text = self._pattern.sub(lambda match: CONTROL_TOKEN_FORMAT.format(self._special[match.group()][0]), text)
+        return text.translate({ord(private): character for private, character in hidden.items()})
+
+
+def _find_contents(text: str, messages: Sequence[Message], around: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Where a rendered chat has its messages, as (start, end). `around` are the texts between them."""
+    position = 0
+    for message, before, after in zip(messages, around[:-1], around[1:], strict=True):
+        without_end = message["content"].rstrip()
+        core = without_end.lstrip()
+        white_start = without_end[: len(without_end) - len(core)]  # the template may strip it, or a part of it
+        white_end = message["content"][len(without_end) :]
+        start = position + len(before)
+        core_start = text.find(core, start, start + len(without_end))
+        core_end = core_start + len(core)
+        end = text.rfind(after, core_end, core_end + len(white_end) + len(after))
+        if (
+            not text.startswith(before, position)
+            or min(core_start, end) < 0
+            or not white_start.endswith(text[start:core_start])
+            or not white_end.startswith(text[core_end:end])
+        ):
+            break
+        yield start, end
+        position = end
+    else:
+        if text[position:] == around[-1]:
+            return
+    raise QkvError(
+        "the chat template changes a message of this chat, or writes other text because of it, so the answers cannot "
+        "be found in its text; remove the chat, or remove chat_template from tokenizer_config.json to train with qkv's "
+        "own format"
+    )
 
 
 def check_message(message: Any, number: int) -> None:
@@ -183,8 +248,8 @@ def _find_template(tokenizer: Tokenizer) -> str:
     return found
 
 
-def _unused_characters(messages: Sequence[Message]) -> Iterator[str]:
-    """Private characters that occur in no message."""
-    used: set[str] = set().union(*(message["content"] for message in messages))
+def _unused_characters(texts: Iterable[str]) -> Iterator[str]:
+    """Private characters that occur in none of the texts."""
+    used: set[str] = set().union(*texts)
     yield from (chr(number) for number in PRIVATE_CHARACTERS if chr(number) not in used)
     raise UsageError("the messages contain all private characters of Unicode, so none is left; remove some of them")

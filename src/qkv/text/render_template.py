@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import suppress
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 
@@ -25,8 +26,9 @@ def limit_process(max_seconds: int, max_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
 
 
-def render(template: str, variables: dict[str, Any], max_characters: int) -> str:
-    """Render a template with the settings and functions that chat templates expect."""
+@lru_cache(maxsize=8)
+def compile_template(template: str) -> Any:
+    """A jinja2 template with the settings and functions that chat templates expect."""
     from jinja2.exceptions import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -42,11 +44,16 @@ def render(template: str, variables: dict[str, Any], max_characters: int) -> str
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    return environment.from_string(template)
+
+
+def render(template: str, variables: dict[str, Any], max_characters: int) -> str:
+    """Render a template, up to a limit of characters."""
     parts, num_characters = [], 0
-    for part in environment.from_string(template).generate(**variables):
+    for part in compile_template(template).generate(**variables):
         num_characters += len(part)
         if num_characters > max_characters:
-            raise TemplateError(f"its output has more than {max_characters:,} characters")
+            raise ValueError(f"its output has more than {max_characters:,} characters")
         parts.append(part)
     return "".join(parts)
 

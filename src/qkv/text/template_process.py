@@ -3,10 +3,12 @@
 A template comes with a model, so it is not trusted. If it takes too long or too much memory, only this process ends.
 """
 
+import atexit
 import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock, Timer
 from typing import Any
@@ -35,9 +37,12 @@ class TemplateProcess:
         limits = {"max_characters": MAX_CHARACTERS, "max_seconds": MAX_SECONDS, "max_bytes": MAX_BYTES}
         request = json.dumps({"template": template, "variables": variables, **limits}).encode() + b"\n"
         with self._lock:
-            answer = self._ask(request)
-            if not answer:
-                self._stop()
+            answer: dict[str, Any] = {}
+            try:
+                answer = self._ask(request)
+            finally:
+                if not answer:  # after an interruption, the next caller must not get this answer
+                    self._stop()
         if "text" in answer:
             return str(answer["text"])
         reason = answer.get("error", "it needs too much time or memory")
@@ -83,14 +88,14 @@ class TemplateProcess:
     def _stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
-            process.communicate()
+            with suppress(OSError), process:  # closes the pipes and waits for the end
+                process.kill()
+
+
+_SHARED_PROCESS = TemplateProcess()
+atexit.register(_SHARED_PROCESS.close)
 
 
 def render_in_sandbox(template: str, variables: Mapping[str, Any]) -> str:
-    """Render one template in a process of its own."""
-    process = TemplateProcess()
-    try:
-        return process.render(template, variables)
-    finally:
-        process.close()
+    """Render a template in the process that all chats of this program share."""
+    return _SHARED_PROCESS.render(template, variables)

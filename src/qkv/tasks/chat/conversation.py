@@ -104,13 +104,11 @@ class Chat:
         """The network, with the token that ends the assistant's message as an end token, if it is not one already."""
         if self.template.is_plain:
             return network
-        exchange = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
-        ids = self.template.encode(exchange, add_generation_prompt=False)
-        special = [i for i in ids if i in self.model.tokenizer.special_ids]
-        if not special or special[-1] in network.config.eos_token_ids:
+        end_token = self.template.find_end_token()
+        if end_token is None or end_token in network.config.eos_token_ids:
             return network
         changed = copy.copy(network)  # shares all weights
-        changed.config = replace(network.config, eos_token_ids=(*network.config.eos_token_ids, special[-1]))
+        changed.config = replace(network.config, eos_token_ids=(*network.config.eos_token_ids, end_token))
         return changed
 
 
