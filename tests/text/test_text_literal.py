@@ -71,3 +71,10 @@ def test_ids_stay_the_same_in_a_shuffled_vocabulary():
 def json_pre_tokenizer(part: dict):
     holder = json.loads(Backend(models.WordLevel({"a": 0}, unk_token="a")).to_str())
     return Backend.from_str(json.dumps({**holder, "pre_tokenizer": part})).pre_tokenizer
+
+
+def test_the_name_that_hides_a_special_token_cannot_be_guessed() -> None:
+    backend = Backend(models.Unigram([("<unk>", 0.0), ("</s>", 0.0), ("a", -1.0)], unk_id=0))
+    backend.add_special_tokens(["<unk>", "</s>"])
+    tokenizer = Tokenizer(backend)
+    assert 1 not in tokenizer.encode("a\U0010ffff\U0010fffe1\U0010ffff\U0010fffe", add_special_tokens=False)

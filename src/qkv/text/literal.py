@@ -7,12 +7,14 @@ ids and get names that cannot occur in a text.
 """
 
 import json
+from secrets import token_hex
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-# The new name of a token: its id between Unicode noncharacters, which do not occur in texts.
-RENAMED_TOKEN_FORMAT = "\U0010ffff\U0010fffe{}\U0010ffff\U0010fffe"
+# The new name of a token: its id between Unicode noncharacters, which do not occur in texts, and a random number, so
+# that nobody can write the name into a text on purpose.
+RENAMED_TOKEN_FORMAT = f"\U0010ffff{token_hex(8)}\U0010fffe{{}}\U0010ffff\U0010fffe"
 
 
 def make_literal_backend(backend: Backend) -> Backend:

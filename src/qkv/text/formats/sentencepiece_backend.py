@@ -19,7 +19,9 @@ from qkv.text.formats.sentencepiece import (
     Piece,
     SentencePieceModel,
 )
-from qkv.text.literal import RENAMED_TOKEN_FORMAT
+
+UNUSED_TOKEN_FORMAT = "\U0010ffff\U0010fffe{}\U0010ffff\U0010fffe"
+"""The name of a piece that no text may have: its id between Unicode noncharacters."""
 
 
 def build_backend(
@@ -71,7 +73,7 @@ def unigram_model(pieces: list[Piece], byte_fallback: bool) -> models.Unigram:
     unk_id = next(i for i, piece in enumerate(pieces) if piece.piece_type == UNKNOWN)
     entries = [
         (
-            RENAMED_TOKEN_FORMAT.format(i) if piece.piece_type == UNUSED else piece.text,
+            UNUSED_TOKEN_FORMAT.format(i) if piece.piece_type == UNUSED else piece.text,
             scores.get(piece.text, piece.score),
         )
         for i, piece in enumerate(pieces)
