@@ -342,9 +342,26 @@ def test_white_space_and_two_spellings_of_a_word_are_candidates() -> None:
     with_space, alone, newline = (tokenizer.encode(text) for text in (" the", "the", "\n"))
     assert [len(one) for one in (with_space, alone, newline)] == [1, 1, 1]
     tokens = [*newline, *with_space, *alone, tokenizer.special_tokens.mask]
-    found = fill._fill_text(tokenizer, [tokens[-1]], {0: ([0.4, 0.3, 0.2, 0.1], tokens)})
+    found = fill._fill_text(tokenizer, ["", ""], {0: ([0.4, 0.3, 0.2, 0.1], tokens)})
     assert found.candidates == [{"\n": 0.4, "the": 0.3, "<mask>": 0.1}]
     assert [row[0] for row in found.rows()] == [r"'\n'", "the", "<mask>"]
+
+
+def test_a_mask_stands_for_a_word_with_its_space_and_the_rest_of_the_text_stays() -> None:
+    texts = ["the king and the queen"] * 9
+    tokenizer = qkv.Tokenizer.train("byte-bpe", iter(texts), vocab_size=300, special_tokens=["pad", "mask"])
+    king, queen = (tokenizer.encode(text)[0] for text in (" king", " queen"))
+    config = qkv.Config(
+        encoder=stack(tokenizer), head=qkv.HeadConfig(kind="mlm", outputs=tokenizer.vocab_size), pad_token_id=0
+    )
+    made = model(config, tokenizer)
+    spaced, joined = made.fill(["the [MASK]  AND  the queen", "the[MASK]  AND  the queen"])
+    assert spaced == joined, "in training, a mask replaces the token of the space and the word"
+    assert spaced.text.endswith("  AND  the queen")
+    predicted = {1: ([0.9], [king]), 5: ([0.9], [queen])}
+    found = fill._fill_text(tokenizer, ["the", " and the", "!"], predicted)
+    assert found.text == "the king and the queen!"
+    assert fill._fill_text(tokenizer, ["", "!"], {0: ([0.9], [king])}).text == "king!"
 
 
 def test_gaps_are_filled_with_the_likeliest_words() -> None:

@@ -55,7 +55,11 @@ def run(
     tokenizer = model.tokenizer
     mask = require_token("mask", tokenizer.special_tokens.mask, "filling in masked words")
     spelling = str(tokenizer.id_to_token(mask))
-    ids = [tokenizer.encode(text.replace(USUAL_MASK, spelling), parse_special_tokens=True) for text in texts]
+    texts = [text.replace(USUAL_MASK, spelling) for text in texts]
+    if any(starts_with_space(token) and len(token) > 1 for token in tokenizer.backend.get_vocab()):
+        # The space before a word is part of its token, so a mask replaces both.
+        texts = [text.replace(f" {spelling}", spelling) for text in texts]
+    ids = [tokenizer.encode(text, parse_special_tokens=True) for text in texts]
     for number, sequence in enumerate(ids):
         if mask not in sequence:
             raise UsageError(f"text {number + 1} has nothing to fill in; write {spelling} for the missing word")
@@ -86,7 +90,12 @@ def run(
                 i, start = windows[number]
                 for position in mask_positions(parts[number], mask):
                     found[i].setdefault(start + position, next(remaining))
-    return [_fill_text(tokenizer, sequence, found[i]) for i, sequence in enumerate(ids)]
+    return [_fill_text(tokenizer, text.split(spelling), found[i]) for i, text in enumerate(texts)]
+
+
+def starts_with_space(token: str) -> bool:
+    """Whether the text of a token of byte-level BPE or SentencePiece begins with a space."""
+    return token.startswith(("Ġ", "▁"))
 
 
 def mask_positions(ids: Sequence[int], mask: int) -> list[int]:
@@ -111,18 +120,23 @@ def window_starts(ids: Sequence[int], mask: int, max_length: int) -> list[int]:
 
 
 def _fill_text(
-    tokenizer: Tokenizer, ids: Sequence[int], predictions: Mapping[int, tuple[list[float], list[int]]]
+    tokenizer: Tokenizer, pieces: Sequence[str], predictions: Mapping[int, tuple[list[float], list[int]]]
 ) -> FilledText:
-    """The text with the most likely word at each mask, and the candidates of each mask in order."""
-    filled, candidates = list(ids), []
-    for position, (probabilities, tokens) in sorted(predictions.items()):
-        filled[position] = tokens[0]
+    """The text, given as its pieces between masks, with the most likely word at each mask; and all candidates."""
+    filled, candidates = pieces[0], []
+    for piece, (_, (probabilities, tokens)) in zip(pieces[1:], sorted(predictions.items()), strict=False):
+        word = tokenizer.decode(tokens[:1])  # empty for a special token
+        if word.startswith("##"):  # WordPiece: the end of the word before it
+            filled, word = filled.rstrip(), word[2:]
+        if starts_with_space(str(tokenizer.id_to_token(tokens[0]))):
+            word = f" {word.strip()}" if filled and not filled[-1].isspace() else word.strip()
+        filled += word + piece
         words: dict[str, float] = {}
         for token, probability in zip(tokens, probabilities, strict=True):
             text = tokenizer.decode([token])  # empty for a special token
             words.setdefault(text.strip() or text or str(tokenizer.id_to_token(token)), probability)
         candidates.append(words)
-    return FilledText(tokenizer.decode(filled), candidates)
+    return FilledText(filled, candidates)
 
 
 def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
