@@ -123,6 +123,23 @@ def test_export_and_import_keep_the_model(folder: Path, tmp_path: Path, capsys: 
     assert qkv.load(tmp_path / "again").config.decoder == qkv.load(folder).config.decoder
 
 
+@pytest.mark.parametrize("verb", ["import", "export"])
+def test_a_run_and_another_model_are_not_overwritten(
+    folder: Path, tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("recipe.toml", "metrics.jsonl"):
+        (run / name).touch()
+    check_error(capsys, [verb, str(folder), str(run)], 2, "run has a run, which would be overwritten")
+    assert sorted(path.name for path in run.iterdir()) == ["metrics.jsonl", "recipe.toml"]
+    assert cli.run_command(["export", str(folder), str(tmp_path / "hf")]) == 0
+    if verb == "import":
+        assert cli.run_command(["import", str(tmp_path / "hf"), str(tmp_path / "again")]) == 0
+        capsys.readouterr()
+        check_error(capsys, ["import", str(tmp_path / "hf"), str(tmp_path / "again")], 2, "again has a model")
+
+
 def test_weights_have_the_permissions_of_other_files(folder: Path) -> None:
     modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
     assert len(set(modes.values())) == 1, modes

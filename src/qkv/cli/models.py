@@ -110,7 +110,7 @@ def import_(model: str, /, out: Path | None = None, *, json: Json = False) -> No
     if out is None and not model.lower().endswith(".gguf"):
         raise UsageError("qkv import needs the folder to write: qkv import MODEL FOLDER")
     folder = out or Path(Path(model).stem)
-    check_not_same_folder(model, folder)
+    check_folder(model, folder, replaces_model=False)
     stored = store.read_model(model)
     print_notes(model, stored.notes)
     store.write_model(folder, stored.config, stored.network, stored.tokenizer)
@@ -141,7 +141,7 @@ def export(
     from qkv import store
     from qkv.train.run.load import load_model
 
-    check_not_same_folder(model, folder)
+    check_folder(model, folder)
     stored = load_model(model)
     print_notes(model, stored.notes)
     load_class = store.write_model(folder, stored.config, stored.network, stored.tokenizer, format)
@@ -160,9 +160,14 @@ def export(
     )
 
 
-def check_not_same_folder(model: str, folder: Path) -> None:
-    """Raise an error if a model would be written over the folder that it is read from."""
+def check_folder(model: str, folder: Path, *, replaces_model: bool = True) -> None:
+    """Raise an error if a model would be written over the one that it is read from, over a run, or over another."""
+    from qkv.train.run.folder import RunFolder
+
     if Path(model).is_dir() and folder.is_dir() and Path(model).samefile(folder):
         raise UsageError(
             f"{folder}: this is the folder of the model itself, which would be overwritten; choose another"
         )
+    is_run = RunFolder(folder).is_run
+    if is_run or (not replaces_model and (folder / "config.json").exists()):
+        raise UsageError(f"{folder} has a {'run' if is_run else 'model'}, which would be overwritten; choose another")
