@@ -397,6 +397,26 @@ def test_masks_that_are_far_apart_are_each_read_with_the_text_around_them() -> N
     assert "[MASK]" not in both.text
 
 
+# ---------------------------------------------------------------- translate and summarise
+
+
+def test_options_of_translate_that_cannot_be_are_refused() -> None:
+    made = seq2seq()
+    with pytest.raises(UsageError, match="prefix must be a text"):
+        made.translate(["a fox", "a dog"], prefix=["the", "a"])
+    with pytest.raises(UsageError, match="top = 3 needs a beam search, which does not sample"):
+        made.translate("a fox", top=3, temperature=0.5)
+    assert made.translate("a fox", prefix="the ", max_tokens=4) == made.translate("a fox", prefix="the", max_tokens=4)
+
+
+def test_a_text_too_long_to_summarise_is_refused_if_it_should_be() -> None:
+    made, text = seq2seq(max_positions=32), "the quick brown fox jumps. " * 3
+    with pytest.raises(UsageError, match=r"a text of 81 characters.*is too long.*set too_long"):
+        made.summarise(text, too_long="error")
+    assert made.summarise("the fox", too_long="error", max_tokens=4).ids
+    assert len(made.summarise(text, max_tokens=4).parts) > 1
+
+
 # ---------------------------------------------------------------- complete
 
 
@@ -430,9 +450,10 @@ def test_an_interrupted_call_and_other_weights_leave_no_old_keys(monkeypatch: py
     def interrupt(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr("qkv.tasks.run.complete.next_logits", interrupt)
-        made.complete("the quick brown fox")
+        with pytest.raises(KeyboardInterrupt):
+            made.complete("the quick brown fox")
     fresh = Completer(TextModel(*parts_of(made))).complete("the quick brown fox")
     assert made.complete("the quick brown fox") == fresh
     made.network.double()

@@ -373,6 +373,42 @@ def test_options_of_a_task_reach_it(models: Path, capsys: pytest.CaptureFixture[
     assert {"source", "target", "weight"} <= set(found["alignment"][0])
 
 
+def test_a_bad_line_loses_no_results_and_is_named(
+    models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["the <mask> fox", "", "no mask", "a <mask>"]
+    monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO("\n".join(lines).encode())))
+    out, err = said(capsys, ["run", str(models / "fill")], code=2)
+    assert "line 3: " in err
+    expected = qkv.load(models / "fill").fill("the <mask> fox")
+    assert out == f"{expected.summary()}\n\n"
+
+
+def test_a_byte_order_mark_is_not_text(
+    models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(b"\xef\xbb\xbfthe fox\n")))
+    out, _ = said(capsys, ["run", str(models / "classify"), "--json"])
+    assert json.loads(out)["input"] == "the fox"
+
+
+def test_several_results_are_shown(
+    models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, _ = said(capsys, ["run", str(models / "classify"), "the fox", "--top", "2"])
+    assert out == f"{qkv.load(models / 'classify').classify('the fox', top=2)}\n"
+    assert len(out.splitlines()) == 3
+    monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(b"the fox\n")))
+    _, err = said(capsys, ["run", str(models / "classify"), "--top", "2"], code=2)
+    assert "--top 2 needs --json for lines on stdin" in err
+
+
+def test_the_translator_in_the_box_reads_sentence_by_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "The cat sleeps. I love you very much."
+    out, _ = said(capsys, ["run", "en-fr", text])
+    assert out == f"{qkv.load('en-fr').translate(text).text}\n"
+
+
 def test_a_model_that_writes_still_writes(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = said(capsys, ["run", str(models / "text_to_text"), "the fox", "dog", "--max-tokens", "5"])
     expected = qkv.load(models / "text_to_text").generate_lines(["the fox", "dog"], max_tokens=5)

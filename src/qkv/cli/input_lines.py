@@ -66,7 +66,7 @@ class InputLines:
 def _read_stdin() -> Iterator[str]:
     for number, line in enumerate(sys.stdin.buffer, 1):
         try:
-            yield line.decode("utf-8").rstrip("\r\n")
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise QkvError(
                 f"stdin, line {number}: not UTF-8 ({error.reason} at byte {error.start}); convert the input to UTF-8"

@@ -26,6 +26,7 @@ from qkv.files import replace_nonfinite
 if TYPE_CHECKING:
     from qkv.api import Model
     from qkv.cli.input_lines import InputLines
+    from qkv.progress import OnProgress
     from qkv.tasks.task import Task
 
 TASK_OPTIONS: dict[str, tuple[str, ...]] = {
@@ -102,14 +103,15 @@ def run(
     stop
         A string at which generation stops; may be given several times.
     top
-        Number of results: hypotheses of a beam search, classes, answers or words for a mask; 0 for the default.
+        Number of results: hypotheses of a beam search, classes, answers or words for a mask; 0 for the default. For
+        lines on stdin, add --json.
     threshold
         Probability that a class must have; below it, the text has no class (out of scope).
     too_long
         What happens to a text that is too long to classify or embed: error (the default) or truncate; split into parts,
         to classify it. To fill in masks: window (the default), which reads the text around them, or error.
     sentences
-        Encoder-decoders: generate sentence by sentence, for texts of any length.
+        Encoder-decoders: generate sentence by sentence, for texts of any length. A model in the box always does.
     align
         Encoder-decoders: add the source word that each generated word depends on most; see --json.
     prefix
@@ -131,6 +133,7 @@ def run(
         from qkv.api import load
         from qkv.cli.input_lines import InputLines
         from qkv.decode import GenerationOptions
+        from qkv.store.box import find_in_box
         from qkv.tasks.evaluate import find_task
         from qkv.tasks.results import GeneratedText
 
@@ -150,6 +153,10 @@ def run(
     of_task: dict[str, Any] = {"top": top, "threshold": threshold, "too_long": too_long, "must_answer": must_answer}
     of_task |= {"sentences": sentences, "align": align, "prefix": prefix}
     chosen = check_task_options(of_task, task)
+    if top > 1 and not texts and not json:
+        raise UsageError(f"--top {top} needs --json for lines on stdin: each has one line of output; add --json")
+    if task.name == "text_to_text" and draft is None and find_in_box(model) is not None:
+        chosen["sentences"] = True  # the translator in the box knows single sentences only
     if not task.generates:
         for option in given_options(options):
             raise UsageError(f"{option} is for models that generate text, but this one {task.description}; remove it")
@@ -177,7 +184,7 @@ def run(
                 with lines.show_progress() as progress:
                     results = loaded.generate_lines(chunk, batch_size=batch_size, progress=progress, **options)
                 for line, result in zip(chunk, results, strict=True):
-                    print_line(line, GeneratedText.from_generation(line, result), json)
+                    print_result(line, GeneratedText.from_generation(line, result), json)
                 sys.stdout.flush()
             notes.add(chunk, results)
     finally:
@@ -198,8 +205,11 @@ def check_task_options(options: dict[str, Any], task: "Task") -> dict[str, Any]:
     return chosen
 
 
-def print_line(line: str, result: Any, json: bool) -> None:
-    """Print the result for one input line, as JSON or as one line; None is the result of an empty line."""
+def print_result(line: str, result: Any, json: bool, *, all: bool = False) -> None:
+    """Print the result for one input line, as JSON or as one line; None is the result of an empty line.
+
+    With `all`, its details follow, such as the other classes with their probabilities.
+    """
     is_vector = hasattr(result, "tolist")
     if json:
         values = {} if result is None else {"vector": result.tolist()} if is_vector else result.to_dict()
@@ -207,7 +217,7 @@ def print_line(line: str, result: Any, json: bool) -> None:
     elif is_vector:
         print(" ".join(f"{value:.6g}" for value in result.tolist()))
     else:
-        print("" if result is None else result.summary())
+        print("" if result is None else result if all else result.summary())
 
 
 class RunNotes:
@@ -266,14 +276,28 @@ def run_task(
     if options.pop("must_answer", False):
         options["no_answer"] = False
     call: Any = model.translate if task.generates else model.run
-    for chunk in lines:
+    empty = model.translate("") if task.generates else None
+
+    def run_lines(chunk: list[str], progress: "OnProgress | None" = None) -> None:
         filled = [line for line in chunk if line.strip()]
         texts = [tuple(line.split("\t")) if task.accepts_pairs and line.count("\t") == 1 else line for line in filled]
-        with lines.show_progress() as progress:
-            found = call(texts, batch_size=lines.batch_size, progress=progress, **options) if texts else []
+        found = call(texts, batch_size=lines.batch_size, progress=progress, **options) if texts else []
         if notes is not None:
             notes.add(filled, found)
         results = iter(found)
         for line in chunk:
-            print_line(line, next(results) if line.strip() else None, json)
+            print_result(line, next(results) if line.strip() else empty, json, all=options.get("top", 0) > 1)
         sys.stdout.flush()
+
+    for chunk in lines:
+        try:
+            with lines.show_progress() as progress:
+                run_lines(chunk, progress)
+        except UsageError:
+            if len(chunk) == 1:
+                raise
+            for number, line in enumerate(chunk, lines.done + 1):  # the results before the line that fails
+                try:
+                    run_lines([line])
+                except UsageError as error:
+                    raise UsageError(f"line {number}: {error}") from error

@@ -51,11 +51,14 @@ def translate(
 ) -> list[GeneratedText]:
     """Translate each text, sentence by sentence, or in one piece if `sentences` is false.
 
-    `top` above 1 adds the other hypotheses of a beam search with at least that many beams. `align` adds the source word
-    of each word. `prefix` is how the translation must begin; end it after a whole word. `prompt` is put before every
-    sentence, for models that were trained with one ("translate English to German: "). `options` are the fields of
-    `qkv.decode.GenerationOptions`. A sentence that is too long for the model is split after a clause or a word.
+    `top` above 1 adds the other hypotheses of a beam search with at least that many beams; if there are several
+    sentences, to each result in `.parts`. `align` adds the source word of each word. `prefix` is how the translation
+    must begin, up to the end of a word. `prompt` is put before every sentence, for models that were trained with one
+    ("translate English to German: "). `options` are the fields of `qkv.decode.GenerationOptions`. A sentence that is
+    too long for the model is split after a clause or a word.
     """
+    if not isinstance(prefix, str):
+        raise UsageError(f"prefix must be a text, got {prefix!r}; for another prefix, make another call")
     fits = fits_into(model, prompt)
 
     def split(text: str) -> list[CharSpan]:
@@ -66,7 +69,7 @@ def translate(
     parts = [[Part(text[start:end], (start, end)) for start, end in split(text)] for text in texts]
     for several in parts:
         if several:
-            several[0].prefix = prefix
+            several[0].prefix = prefix.rstrip()
     flat = [part for several in parts for part in several]
     generate_parts(model, flat, prompt, with_beams(options, top), TRANSLATE_OPTIONS, batch_size, progress)
     if align:
@@ -98,8 +101,13 @@ def summarise(
     fits = fits_into(model, prompt)
 
     def split(text: str) -> list[CharSpan]:
-        if too_long == "error" or fits(text):
+        if fits(text):
             return whole_span(text)
+        if too_long == "error":
+            raise UsageError(
+                f"a text of {len(text):,} characters, which begins with {text[:40]!r}, is too long for this model; "
+                'shorten it, or set too_long to "split" or "truncate"'
+            )
         return fit_spans(text, fits)[: 1 if too_long == "truncate" else None]
 
     parts = [[Part(text[start:end], (start, end)) for start, end in split(text)] for text in texts]
@@ -126,6 +134,8 @@ def with_beams(options: dict[str, Any], top: int) -> dict[str, Any]:
     check_top(top)
     if top == 1:
         return options
+    if options.get("temperature"):
+        raise UsageError(f"top = {top} needs a beam search, which does not sample; leave out the temperature")
     return {**options, "beam": max(top, options.get("beam", 1)), "num_return_sequences": top}
 
 
