@@ -147,19 +147,22 @@ def evaluate(
         elif find_task(loaded.config).name != task.name:
             other = find_task(loaded.config).description
             raise UsageError(f"{model} {task.description}, but {name} {other}; compare models of the same task")
-        with progress_bar("evaluating") as progress:
-            result = evaluate_model(
-                loaded.network,
-                loaded.tokenizer,
-                loaded.config,
-                records,
-                batch_size=batch_size,
-                beam=beam,
-                progress=progress,
-                metrics=metric or (),
-                max_samples=samples,
-                resamples=resamples,
-            )
+        try:
+            with progress_bar("evaluating") as progress:
+                result = evaluate_model(
+                    loaded.network,
+                    loaded.tokenizer,
+                    loaded.config,
+                    records,
+                    batch_size=batch_size,
+                    beam=beam,
+                    progress=progress,
+                    metrics=metric or (),
+                    max_samples=samples,
+                    resamples=resamples,
+                )
+        except UsageError as error:
+            raise UsageError(f"{name}: {error}" if len(models) > 1 else str(error)) from error
         results.append(result)
     given = sets[0] if sets else [source.describe()]
     described = {"data": given, "task": task.name, "main": results[0].main_metric, "resamples": resamples}

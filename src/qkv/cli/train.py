@@ -104,18 +104,18 @@ def report_lines(run: str) -> list[str]:
 
 
 def example_input(sample: "Sample | None") -> str:
-    """A validation text to try the model on, quoted for a shell, or "…" if there is no short one.
+    """A validation text to try the model on, quoted for a shell, or 'your text' if there is no short one.
 
     >>> from qkv.train.watch import Sample
     >>> example_input(Sample("3 mars 1998", "", "")), example_input(None)
-    ("'3 mars 1998'", '…')
+    ("'3 mars 1998'", "'your text'")
     >>> print(example_input(Sample("a ‖ b's", "", "", model_input="a\\tb's")))
     $'a\\tb\\'s'
     """
     text = "" if sample is None else sample.source if sample.model_input is None else sample.model_input
     parts = text.split("\t")
     if not 0 < len(text) <= 60 or not all(part.isprintable() for part in parts):
-        return "…"
+        return "'your text'"
     if len(parts) == 1:
         return shlex.quote(text)
     return "$'" + "\\t".join(part.replace("\\", "\\\\").replace("'", "\\'") for part in parts) + "'"

@@ -66,14 +66,14 @@ class DamagedIndex(QkvError):
     """An index is incomplete, or its bytes have changed since it was written."""
 
     def __init__(self, folder: Path, problem: str) -> None:
-        super().__init__(f"{folder}: damaged index: {problem}; build it again with qkv index --rebuild")
+        super().__init__(f"{folder}: damaged index: {problem}; build it again with qkv index --rebuild --model MODEL")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of an index."""
     path = folder / MANIFEST_FILE
     if not folder.is_dir():
-        raise QkvError(f"{folder}: no such index{suggest_path(folder, folders=True)}; build one with qkv index")
+        raise QkvError(f"{folder}: no such index; build one with qkv index{suggest_path(folder, folders=True)}")
     if not path.exists():
         raise QkvError(f"{folder}: not an index, because it has no {MANIFEST_FILE}; build one with qkv index")
     data = read_bytes(path)
@@ -87,7 +87,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if version != VERSION:
         raise QkvError(
             f"{folder}: version {str(version)[:20]} of the index format, but this qkv reads version {VERSION}; use the "
-            "qkv that wrote it, or build it again with qkv index --rebuild"
+            "qkv that wrote it, or build it again with qkv index --rebuild --model MODEL"
         )
     return content
 

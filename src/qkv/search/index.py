@@ -188,7 +188,13 @@ class Index:
                     f"{self.folder}: built by a model in memory, so its folder is unknown; give model= (--model), or "
                     'search with method "bm25" (--method bm25), which needs no model'
                 )
-            embedder = Embedder(model, self.settings["pooling"], self._device)
+            try:
+                embedder = Embedder(model, self.settings["pooling"], self._device)
+            except QkvError as error:
+                if self._model is not None:
+                    raise
+                moved = "if the model that built the index has moved, name it with model= (--model)"
+                raise QkvError(f"{error}; {moved}") from error
             remedy = "give the model that built it (--model), or build the index again"
             embedder.check_probe(self._probe, str(self.folder), remedy)
             self._use(embedder)

@@ -42,7 +42,7 @@ def find_files(source: str | Path, excluded: Path | None = None) -> tuple[Path, 
     if path.is_file():
         return path.parent.absolute(), [path.name]
     if not path.is_dir():
-        raise QkvError(f"{path}: no such file or folder{suggest_path(path)}; check the path")
+        raise QkvError(f"{path}: no such file or folder; check the path{suggest_path(path)}")
     root, names = path.absolute(), []
     for folder, folders, files in os.walk(root):
         folders[:] = [
