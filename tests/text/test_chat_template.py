@@ -1,5 +1,6 @@
 """Chat templates: control tokens come from the template alone, and a hostile template does no harm."""
 
+import os
 import time
 
 import pytest
@@ -247,3 +248,15 @@ def test_after_an_interruption_the_next_caller_gets_its_own_text(error: type[Bas
 def test_a_misspelt_name_is_no_template() -> None:
     with pytest.raises(UsageError, match="'plane': this is no jinja2 template; give one, or 'plain'"):
         JinjaChatTemplate(Tokenizer.train("char", iter(["ab"]), 40, special_tokens=["unk"]), "plane")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_has_a_process_of_its_own() -> None:
+    assert template_process.render_in_sandbox("{{ x }}", {"x": "one"}) == "one"
+    child = os.fork()
+    name = "child" if child == 0 else "parent"
+    same = all(template_process.render_in_sandbox("{{ x }}", {"x": f"{name} {i}"}) == f"{name} {i}" for i in range(40))
+    if child == 0:
+        os._exit(0 if same else 1)
+    assert same
+    assert os.waitpid(child, 0)[1] == 0

@@ -5,6 +5,7 @@ A template comes with a model, so it is not trusted. If it takes too long or too
 
 import atexit
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -92,10 +93,11 @@ class TemplateProcess:
                 process.kill()
 
 
-_SHARED_PROCESS = TemplateProcess()
-atexit.register(_SHARED_PROCESS.close)
+_PROCESSES: dict[int, TemplateProcess] = {}  # by the id of the program, because a fork must not share its pipes
 
 
 def render_in_sandbox(template: str, variables: Mapping[str, Any]) -> str:
     """Render a template in the process that all chats of this program share."""
-    return _SHARED_PROCESS.render(template, variables)
+    if os.getpid() not in _PROCESSES:
+        atexit.register(_PROCESSES.setdefault(os.getpid(), TemplateProcess()).close)
+    return _PROCESSES[os.getpid()].render(template, variables)
