@@ -47,7 +47,9 @@ def make_report() -> RunReport:
         Fit("settled", "the training loss fell from 1 to 0.1, and the validation loss settled at 0.2"),
         RunCurves("run", [(step, 10 / step) for step in steps], [], {"loss": [(step, 12 / step) for step in steps]}),
         ErrorReport(15, (wrong,), (wrong,), (wrong,), 6, 50),
-        LeakageReport(100, 900, True, {0: Leak("valid.tsv:1", "train.tsv:7", HOSTILE, 1.0)}, [("text", "good", "bad")]),
+        LeakageReport(
+            100, 900, True, {0: Leak("valid.tsv:1", "train.tsv:7", HOSTILE, HOSTILE, 1.0)}, [("text", "good", "bad")]
+        ),
         data=DataReport(900, 9000, 20, 0, 0, 3, 64, 128),
         learning_curve=LearningCurve(
             "accuracy",

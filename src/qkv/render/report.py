@@ -1,6 +1,7 @@
 """The output of `qkv report`: what to do next, the score, the errors and the data, on one page of a terminal."""
 
 import math
+import shlex
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -10,10 +11,10 @@ from rich.text import Text
 from qkv.render.formatting import escape_controls, plain_table, truncate
 from qkv.tasks.metrics.report import most_confused
 from qkv.tasks.report import RunReport
-from qkv.tasks.report.facts import capitalise
+from qkv.tasks.report.facts import capitalise, count_nouns
 from qkv.tasks.report.leakage import LeakageReport
-from qkv.tasks.report.rules_data import describe_gain, name_metric
-from qkv.tasks.report.score import JudgedRecord, Measured, ScoreReport, format_score
+from qkv.tasks.report.rules_data import describe_gain
+from qkv.tasks.report.score import JudgedRecord, Measured, ScoreReport, format_score, name_metric
 
 MAX_TEXT_CHARS = 140
 MAX_ERRORS, MAX_CLASSES, MAX_CONFUSIONS, MAX_LEAKS = 5, 8, 5, 3
@@ -63,6 +64,10 @@ def print_advice(report: RunReport, console: Console) -> None:
     _heading("What next", console)
     if not report.advice:
         console.print(Text("Nothing stands out: no change to the recipe is clearly better."))
+    if sum(advice.trains for advice in report.main_advice) > 1:
+        console.print(
+            Text("The commands are alternatives: each trains a new run, without the changes of the others.", "dim")
+        )
     for number, advice in enumerate(report.main_advice, 1):
         console.print(Text.assemble((f"{number}. ", "bold"), (advice.title, "bold")))
         console.print(Padding(Text(escape_controls(advice.reason)), (0, 0, 0, 3)))
@@ -97,8 +102,8 @@ def count_records(score: ScoreReport) -> str:
     >>> count_records(ScoreReport("accuracy", Measured("model", 0.9), num_records=32, num_usable=715))
     '32 of 715 records'
     """
-    sampled = f" of {score.num_usable:,}" if score.num_records < score.num_usable else ""
-    return f"{score.num_records:,}{sampled} records"
+    is_sample = score.num_records < score.num_usable
+    return f"{score.num_records:,} of " * is_sample + count_nouns(max(score.num_records, score.num_usable), score.unit)
 
 
 def compare_with_baseline(score: ScoreReport, best: Measured) -> str:
@@ -132,7 +137,7 @@ def print_groups(score: ScoreReport, console: Console) -> None:
         console.print(Text(escape_controls("Expected → predicted: " + ", ".join(listed))))
     if score.lengths:
         groups = [f"up to {one.longest} words: {100 * one.score:.0f} %" for one in score.lengths]
-        console.print(Text("By length: " + ", ".join(groups)))
+        console.print(Text("Mean score of a record by length: " + ", ".join(groups)))
 
 
 def print_errors(title: str, errors: Sequence[JudgedRecord], console: Console) -> None:
@@ -158,9 +163,11 @@ def print_data(report: RunReport, console: Console) -> None:
     if data is not None:
         counts = {"truncated": data.truncated, "too long": data.skipped, "empty": data.empty, "invalid": data.invalid}
         lost = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "none truncated or unusable"
-        console.print(Text(f"{data.records:,} training records of {data.tokens:,} tokens: {lost}"))
+        console.print(Text(f"{count_nouns(data.records, f'training {data.unit}')} of {data.tokens:,} tokens: {lost}"))
     if report.score is not None and report.score.num_unusable:
-        console.print(Text(f"{report.score.num_unusable:,} evaluation records lack a field of the task"))
+        lack = "lacks" if report.score.num_unusable == 1 else "lack"
+        unusable = count_nouns(report.score.num_unusable, "evaluation record")
+        console.print(Text(f"{unusable} {lack} a field of the task"))
     for name, found in (("evaluation", report.leakage), ("test", report.test_leakage)):
         if found is not None:
             print_leakage(name, found, console)
@@ -168,24 +175,24 @@ def print_data(report: RunReport, console: Console) -> None:
 
 def print_leakage(name: str, found: LeakageReport, console: Console) -> None:
     """Print which records occur in the training data too."""
-    plural = "" if found.num_training == 1 else "s"
-    near, compared = len(found.leaks) - found.num_exact, f"among {found.num_training:,} training record{plural}"
+    near, compared = len(found.leaks) - found.num_exact, count_nouns(found.num_training, f"training {found.unit}")
+    total = count_nouns(found.num_evaluation, f"{name} {found.unit}")
     if found.leaks:
         console.print(
             Text(
-                f"{len(found.leaks):,} of {found.num_evaluation:,} {name} records also occur {compared}: "
+                f"{len(found.leaks):,} of {total} also occur{'s' if len(found.leaks) == 1 else ''} among {compared}: "
                 f"{found.num_exact:,} word for word, {near:,} nearly"
             )
         )
     else:
-        none = (
-            f"none of the {found.num_evaluation:,} {name} records occurs {compared}, neither word for word nor nearly"
-        )
-        console.print(Text(none))
+        console.print(Text(f"none of {total} occurs among {compared}, neither word for word nor nearly"))
     for leak in sorted(found.leaks.values(), key=lambda leak: -leak.similarity)[:MAX_LEAKS]:
-        place = escape_controls(f"{leak.evaluation} = {leak.training}  ")
-        shown = truncate(escape_controls(leak.text), MAX_TEXT_CHARS)
-        console.print(Padding(Text.assemble((place, "dim"), shown), (0, 0, 0, 3)))
+        is_equal = leak.similarity == 1
+        place = escape_controls(f"{leak.evaluation} {'=' if is_equal else '≈'} {leak.training}  ")
+        text, other = (truncate(escape_controls(text), MAX_TEXT_CHARS) for text in (leak.text, leak.training_text))
+        console.print(Padding(Text.assemble((place, "dim"), text), (0, 0, 0, 3)))
+        if not is_equal:
+            console.print(Padding(Text.assemble(("≈ ", "dim"), other), (0, 0, 0, 6)))
     if found.conflicts:
         text, one, other = found.conflicts[0]
         shown = truncate(escape_controls(f"{one} and {other}: {text}"), MAX_TEXT_CHARS)
@@ -207,7 +214,9 @@ def summarise_report(report: RunReport) -> list[str]:
         lines.append(f"{shown}{f' ({interval})' if interval else ''} on {count_records(score)}{beside}")
     if report.advice:
         first = report.advice[0]
-        lines.append(f"{first.title}. {first.reason}")
+        is_listed = first.command.startswith("qkv report ")  # a quick report lists nothing
+        see = f" See them with: qkv report {shlex.quote(report.run)}" if is_listed else ""
+        lines.append(f"{first.title}. {first.reason}{see}")
     return lines
 
 

@@ -54,3 +54,22 @@ def test_planted_labels_are_suspect(num_classes: int, weak: float) -> None:
 def test_right_labels_and_weak_models_raise_no_suspicion(num_classes: int, noise: float, weak: float) -> None:
     report, _ = judge_planted(num_classes, noise, weak)
     assert not report.has_suspect_labels
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "confidence", "is_suspect"), [(0.9, 0.9, True), (0.52, 0.9, False), (0.9, 0.55, False)]
+)
+def test_only_a_confident_model_that_beats_chance_contradicts_labels(
+    accuracy: float, confidence: float, is_suspect: bool
+) -> None:
+    """The model and the SVM agree everywhere, and are wrong on the same records."""
+    labels = ["ab"[i % 2] for i in range(NUM_RECORDS)]
+    other = {"a": "b", "b": "a"}
+    wrong = set(Random(0).sample(range(NUM_RECORDS), round((1 - accuracy) * NUM_RECORDS)))
+    predicted = [other[label] if i in wrong else label for i, label in enumerate(labels)]
+    records = [Record({"text": str(i), "label": label}, FileLocation("valid", i)) for i, label in enumerate(labels)]
+    judge = LabelJudge(qkv.new("bert-tiny").config)
+    scores, opinions = judge.score_each(predicted, labels), {BASELINE_NAME: predicted}
+    sure: list[float | None] = [confidence] * NUM_RECORDS
+    report = report_errors(Judgement(judge, records, predicted, labels, scores, sure, opinions))
+    assert report.has_suspect_labels == is_suspect

@@ -6,7 +6,7 @@ import pytest
 
 from qkv.data import FileLocation, Record
 from qkv.tasks.metrics.score import mean_score
-from qkv.tasks.report.fit import Verdict, judge_fit
+from qkv.tasks.report.fit import Verdict, judge_fit, late_metric_gain
 from qkv.tasks.report.learning_curve import extrapolate, learn_fractions
 from qkv.train.run.curves import RunCurves
 
@@ -65,6 +65,25 @@ def test_a_rise_of_a_tiny_loss_and_a_late_minimum_are_no_overfitting() -> None:
     assert judge_fit(make_curves(falling(2.0, 0.0005), tiny)).verdict == "settled"
     late = [*SETTLED[:8], 0.49, 0.54]
     assert judge_fit(make_curves(falling(2.0, 0.05), late)).verdict == "settled"
+
+
+def test_a_rise_of_the_validation_loss_is_overfitting_whatever_the_training_loss() -> None:
+    """The training loss includes label smoothing, so that it is higher."""
+    valid = [0.424, 0.037, 0.0037, 0.02, 0.019, 0.026, 0.032, 0.033, 0.032, 0.032]
+    fit = judge_fit(make_curves(falling(0.5, 0.2), valid))
+    assert fit.verdict == "overfitted"
+    assert "lowest at step 120 of 400 (0.0037) and rose to 0.032" in fit.summary
+
+
+def test_a_metric_that_ends_at_its_best_has_a_late_gain() -> None:
+    lr = [(float(step), 1e-3) for step in STEPS]
+
+    def gain(*values: float) -> float:
+        return late_metric_gain([(100.0 * (i + 1), value) for i, value in enumerate(values)], lr)
+
+    assert gain(0.2, 0.3, 0.4, 0.5) == pytest.approx(0.1)
+    assert gain(0.2, 0.3, 0.6, 0.5) == 0, "it was better before"
+    assert gain(0.2, 0.5) == 0, "too few evaluations"
 
 
 def test_a_flat_end_is_judged_by_the_learning_rate() -> None:

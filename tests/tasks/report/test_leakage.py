@@ -4,31 +4,39 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.data import FileLocation, Record
-from qkv.tasks.report.leakage import MIN_SIMILARITY, MIN_WORDS, find_leakage, word_pairs
+from qkv.tasks.report.leakage import MIN_SIMILARITY, MIN_SIMILARITY_SAME_TARGET, MIN_WORDS, find_leakage, word_pairs
 from qkv.text.bm25 import normalized_words
 
 LONG = "the quick brown fox jumps over the lazy dog near the old stone bridge at noon every single day of the week"
 texts = st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=14).map(" ".join), max_size=8)
 
 
-def make_records(listed: list[str], file: str) -> list[Record]:
-    return [Record({"text": text}, FileLocation(file, number + 1)) for number, text in enumerate(listed)]
+def make_records(listed: list[str], file: str, targets: list[str] | None = None) -> list[Record]:
+    rows = zip(listed, targets or [""] * len(listed), strict=True)
+    return [
+        Record({"text": text, "target": target}, FileLocation(file, i + 1)) for i, (text, target) in enumerate(rows)
+    ]
 
 
 def text_of(record: Record) -> str:
     return str(record.fields["text"])
 
 
+def target_of(record: Record) -> str:
+    return str(record.fields["target"])
+
+
 @given(texts, texts)
 @settings(max_examples=60, deadline=None)
 def test_the_index_finds_what_all_pairs_find(evaluation: list[str], training: list[str]) -> None:
     report = find_leakage(make_records(evaluation, "valid"), make_records(training, "train"), text_of)
+    least = MIN_SIMILARITY if len(evaluation) == 1 else MIN_SIMILARITY_SAME_TARGET
     expected = set()
     for number, one in enumerate(evaluation):
         for other in training:
             words, others = normalized_words(one), normalized_words(other)
             ours, theirs = word_pairs(words), word_pairs(others)
-            is_near = bool(ours and theirs) and len(ours & theirs) >= MIN_SIMILARITY * len(ours | theirs)
+            is_near = bool(ours and theirs) and len(ours & theirs) >= least * len(ours | theirs)
             if (words and words == others) or is_near:
                 expected.add(number)
     assert report.leaks.keys() == expected
@@ -47,6 +55,7 @@ def test_one_changed_word_is_nearly_the_same_and_another_text_is_not() -> None:
     other = " ".join(reversed(LONG.split()))
     report = find_leakage(make_records([LONG], "valid"), make_records([other, changed], "train"), text_of)
     assert report.leaks[0].training == "train:2"
+    assert (report.leaks[0].text, report.leaks[0].training_text) == (LONG, changed)
     assert MIN_SIMILARITY <= report.leaks[0].similarity < 1
     assert not find_leakage(make_records([LONG], "valid"), make_records([other], "train"), text_of).leaks
     short = " ".join(LONG.split()[: MIN_WORDS - 1])
@@ -56,7 +65,7 @@ def test_one_changed_word_is_nearly_the_same_and_another_text_is_not() -> None:
 def test_contradictory_labels_are_listed_once_for_each_repetition() -> None:
     rows = [("good film", "a"), ("Good film!", "b"), ("good film", "a"), ("bad film", "b"), ("bad film", "b")]
     training = [Record({"text": text, "label": label}, FileLocation("t", i)) for i, (text, label) in enumerate(rows)]
-    report = find_leakage([], training, text_of, label_of=lambda record: str(record.fields["label"]))
+    report = find_leakage([], training, text_of, target_of=lambda one: str(one.fields["label"]), has_labels=True)
     assert report.conflicts == [("Good film!", "a", "b")]
 
 
@@ -66,3 +75,30 @@ def test_the_search_stops_when_the_time_is_up() -> None:
     assert not report.complete
     assert 0 < report.num_training < 2000
     assert find_leakage(make_records(["text 1999"], "valid"), training, text_of).leaks
+
+
+def mails(numbers: range, target: str) -> list[Record]:
+    texts = [f"The meeting about number {i} is on Monday. Bring the plan for number {i}." for i in numbers]
+    return make_records(texts, "mails", [target.format(i) for i in numbers])
+
+
+def test_texts_from_a_template_are_leaks_only_if_their_targets_are_equal() -> None:
+    """The targets of the summaries differ; the labels are equal, but all records have the same one."""
+    for target in ("meeting {}", "work"):
+        assert not find_leakage(
+            mails(range(20), target), mails(range(20, 40), target), text_of, target_of=target_of
+        ).leaks
+    changed = LONG.replace("stone", "wooden")
+    for targets, num_leaks in ((["a", "b"], 1), (["b", "a"], 0), (["a", "a"], 0)):
+        evaluation = make_records([LONG, "another text"], "valid", targets)
+        report = find_leakage(evaluation, make_records([changed], "train", ["a"]), text_of, target_of=target_of)
+        assert len(report.leaks) == num_leaks
+    equal = find_leakage(make_records([LONG], "valid", ["b"]), make_records([LONG], "train", ["a"]), text_of)
+    assert equal.num_exact == 1, "the model has read this text, whatever its target"
+
+
+def test_long_texts_that_differ_in_a_word_are_leaks_for_a_frequent_label() -> None:
+    long = " ".join(f"word{i}" for i in range(60))
+    evaluation = make_records([long, "another text"], "valid", ["a", "a"])
+    training = make_records([long.replace("word30", "else")], "train", ["a"])
+    assert list(find_leakage(evaluation, training, text_of, target_of=target_of).leaks) == [0]

@@ -19,6 +19,39 @@ from qkv.train.recipe import recipe_file
 
 TRAINING, VALID = make_rows(800, seed=1), make_rows(160, seed=2)
 OPTIONS = ReportOptions(max_records=400, seconds=20)
+LANGUAGE_RECIPE = """
+[data]
+max_length = 64
+[tokenizer]
+kind = "word"
+[objective]
+kind = "causal_lm"
+[model]
+width = 16
+layers = 1
+heads = 2
+[train]
+steps = 2
+batch_tokens = 256
+device = "cpu"
+"""
+SUMMARISE_RECIPE = """
+[data]
+max_length = 32
+max_source_length = 64
+[tokenizer]
+kind = "word"
+[model]
+width = 16
+layers = 1
+heads = 2
+[train]
+steps = 30
+batch_tokens = 512
+eval_every = 5
+log_every = 1
+device = "cpu"
+"""
 
 
 @pytest.fixture(scope="module")
@@ -107,13 +140,25 @@ def test_overfitting_is_found(tmp_path: Path) -> None:
     assert "overfitting" in names
     assert report.fit.verdict == "overfitted"
     changes = next(one.overrides for one in report.advice if one.name == "overfitting")
-    assert changes == ("model.dropout=0.1", "train.final=best", "train.patience=3")
+    assert changes == ("train.final=best", "model.dropout=0.1", "train.patience=3")
 
 
 def test_underfitting_is_found(tmp_path: Path) -> None:
     short = {"train.steps": 16, "train.eval_every": 2, "train.lr": 1e-3, "train.log_every": 1}
     _, names = examine(train_run(tmp_path / "short", TRAINING, VALID, **short))
     assert "underfitting" in names
+
+
+def test_a_model_at_chance_on_all_data_trains_longer_and_judges_no_labels(healthy: Path, tmp_path: Path) -> None:
+    """The labels are random, so that neither the model nor a baseline can be right."""
+    files = [
+        f"data.{name}={write_rows(tmp_path / f'{name}.jsonl', make_rows(300, seed=seed, noise=0.5))}"
+        for seed, name in enumerate(("train", "valid"), 5)
+    ]
+    report, names = examine(copy_run(healthy, tmp_path / "run", *files))
+    assert "underfitting" in names
+    assert "labels" not in names
+    assert next(one.reason for one in report.advice).startswith("The model has learned little: accuracy is ")
 
 
 @pytest.mark.parametrize(("lr", "name", "better"), [(5.0, "lr_too_high", 0.5), (1e-6, "lr_too_low", 1e-5)])
@@ -198,7 +243,8 @@ device = "cpu"
         encoding="utf-8",
     )
     train(open_recipe(recipe))
-    report, _ = examine(tmp_path / "run")
+    report, names = examine(tmp_path / "run")
+    assert "underfitting" in names  # after two steps
     assert report.score is not None
     assert report.score.metric == "exact_match"
     assert {one.name: one.value for one in report.score.baselines}["copy of the source"] == 1
@@ -210,29 +256,9 @@ def test_a_language_model_stands_beside_a_unigram_model(tmp_path: Path) -> None:
     for name, text in (("train", lines[:100]), ("valid", [lines[99], *lines[100:]])):
         (tmp_path / f"{name}.txt").write_text("\n".join(text), encoding="utf-8")
     recipe = tmp_path / "language.toml"
-    recipe.write_text(
-        f"""run = "{tmp_path / "run"}"
-[data]
-train = "{tmp_path / "train.txt"}"
-valid = "{tmp_path / "valid.txt"}"
-cache = "{tmp_path / "cache"}"
-max_length = 64
-[tokenizer]
-kind = "word"
-[objective]
-kind = "causal_lm"
-[model]
-width = 16
-layers = 1
-heads = 2
-[train]
-steps = 2
-batch_tokens = 256
-device = "cpu"
-""",
-        encoding="utf-8",
-    )
-    train(open_recipe(recipe))
+    recipe.write_text(LANGUAGE_RECIPE, encoding="utf-8")
+    files = [f"data.{name}={tmp_path / f'{name}.txt'}" for name in ("train", "valid")]
+    train(open_recipe(recipe, [f"run={tmp_path / 'run'}", *files, f"data.cache={tmp_path / 'cache'}"]))
     report, names = examine(tmp_path / "run")
     assert report.score is not None
     assert report.score.metric == "loss"
@@ -242,7 +268,53 @@ device = "cpu"
     assert "baseline" in names
     assert report.leakage is not None
     assert [leak.text for leak in report.leakage.leaks.values()] == [lines[99]]
+    assert report.data is not None
+    assert (report.score.unit, report.data.unit, report.leakage.unit) == ("document", "document", "line")
     assert not make_report(tmp_path / "run", ReportOptions(quick=True)).leakage
+
+
+def test_held_out_lines_have_their_line_numbers_and_the_loss_is_that_of_the_run(tmp_path: Path) -> None:
+    """The end of a text file is held out. Its lines 103 and 118 are copies of lines 2 and 5; every seventh is blank."""
+    lines = [row["text"] if i % 7 else "" for i, row in enumerate(make_rows(120, seed=1))]
+    lines[102], lines[117] = lines[1], lines[4]
+    file = tmp_path / "notes.txt"
+    file.write_text("\n".join(lines), encoding="utf-8")
+    recipe = tmp_path / "language.toml"
+    recipe.write_text(LANGUAGE_RECIPE, encoding="utf-8")
+    changes = [f"run={tmp_path / 'run'}", f"data.train={file}", f"data.cache={tmp_path / 'cache'}"]
+    train(open_recipe(recipe, [*changes, "data.valid_fraction=0.4"]))
+    report, _ = examine(tmp_path / "run")
+    assert report.leakage is not None
+    places = [(leak.evaluation, leak.training) for leak in report.leakage.leaks.values()]
+    assert places == [(f"{file}:103", f"{file}:2"), (f"{file}:118", f"{file}:5")]
+    assert report.score is not None
+    assert report.score.model.value == pytest.approx(report.curves.validation["loss"][-1][1], rel=1e-5)
+    assert not report.notes
+    sampled = make_report(tmp_path / "run", ReportOptions(max_records=1))
+    assert sampled.score is not None
+    assert (sampled.score.unit, sampled.score.num_records, sampled.score.num_usable) == ("excerpt", 1, 2)
+    assert "excerpts of 2,000 characters" in sampled.notes[-1]
+
+
+def test_texts_from_a_template_are_no_leaks_and_a_useless_summariser_trains_longer(tmp_path: Path) -> None:
+    rows = [
+        {
+            "source": f"The meeting about number {i} is on Monday. Bring the plan for number {i}.",
+            "target": f"meeting {i}",
+        }
+        for i in range(120)
+    ]
+    training, valid = (write_rows(tmp_path / f"{part}.jsonl", rows[i::4]) for i, part in enumerate(("train", "valid")))
+    recipe = tmp_path / "summarise.toml"
+    recipe.write_text(SUMMARISE_RECIPE, encoding="utf-8")
+    files = [f"data.train={training}", f"data.valid={valid}", f"data.cache={tmp_path / 'cache'}"]
+    train(open_recipe(recipe, [f"run={tmp_path / 'run'}", *files]))
+    report, names = examine(tmp_path / "run")
+    assert report.leakage is not None
+    assert not report.leakage.leaks
+    assert report.score is not None
+    assert report.score.model.value == 0
+    assert names == {"underfitting"}
 
 
 def test_a_model_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Rules that a short training cannot plant: on facts with the fault, and on the same facts without it."""
 
+import shlex
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from qkv.tasks.report.advice import give_advice
 from qkv.tasks.report.data import DataReport
 from qkv.tasks.report.facts import Facts
 from qkv.tasks.report.fit import Fit
+from qkv.tasks.report.leakage import Leak, LeakageReport
 from qkv.tasks.report.learning_curve import LearningCurve
 from qkv.tasks.report.score import Measured, ScoreReport
 from qkv.train.recipe.schema import DataSection, ModelSection, ObjectiveSection, Recipe, TrainSection
@@ -65,6 +68,115 @@ def test_a_model_that_cannot_fit_its_training_data_is_too_small() -> None:
     assert advice.command == "qkv train runs/a/recipe.toml run=runs/a-2 model.width=256 model.layers=4"
 
 
+OVERFITTED = Fit("overfitted", "the validation loss was lowest at step 10 of 100 (1) and rose to 2, while it fell")
+
+
+@pytest.mark.parametrize(
+    ("dropout", "final", "layers", "title", "overrides"),
+    [
+        (0.1, "last", 2, "Keep the best checkpoint, and use more dropout", ("train.final=best", "model.dropout=0.2")),
+        (0.4, "best", 2, "Use more dropout", ("model.dropout=0.5",)),
+        (0.45, "best", 2, "Use more dropout", ("model.dropout=0.5",)),
+        (0.5, "best", 4, "Use a smaller model", ("model.layers=2",)),
+        (0.5, "last", 1, "Keep the best checkpoint", ("train.final=best",)),
+        (0.5, "best", 1, "Add training data: the recipe already limits overfitting", ()),
+    ],
+)
+def test_overfitting_changes_only_what_is_left_to_change(
+    dropout: float, final: Any, layers: int, title: str, overrides: tuple[str, ...]
+) -> None:
+    config = qkv.new("bert-tiny").config
+    assert config.encoder is not None
+    stack = replace(config.encoder, dropout=dropout, layers=layers, num_layer_groups=layers)
+    config = replace(config, encoder=stack)
+    for patience in (0, 5):
+        recipe = replace(RECIPE, train=TrainSection(steps=100, final=final, patience=patience))
+        (advice,) = give_advice(make_facts(fit=OVERFITTED, config=config, recipe=recipe))
+        assert advice.title == title
+        early = ("train.patience=3",) if overrides and not patience else ()
+        assert advice.overrides == (*overrides, *early)
+
+
+def test_every_command_trains_a_run_of_its_own(tmp_path: Path) -> None:
+    run = str(tmp_path / "my run")
+    for taken in ("my run-2", "my run-4.toml"):
+        (tmp_path / taken).mkdir()
+    wide = with_scores(0.58, 0.4, 0.99)
+    wide = replace(wide, model=Measured("model", 0.58, (0.5, 0.66)))
+    recipe = replace(RECIPE, data=replace(RECIPE.data, valid_fraction=0.1))
+    given = give_advice(make_facts(run=run, new_run="", fit=OVERFITTED, score=wide, recipe=recipe))
+    assert [advice.name for advice in given] == ["overfitting", "pretrained", "few_records"]
+    runs = [word for advice in given for word in shlex.split(advice.command) if word.startswith("run=")]
+    assert runs == [f"run={run}-{number}" for number in (3, 5, 6)]
+    assert f"--out '{run}-5.toml' && qkv train '{run}-5.toml' 'run={run}-5'" in given[1].command
+
+
+def test_bleu_is_compared_as_points() -> None:
+    """BLEU is between 0 and 100, and other metrics are between 0 and 1."""
+    translator = replace(RECIPE, objective=ObjectiveSection(kind="seq2seq"))
+
+    def advise(model: float, baseline: float, training: float) -> list[str]:
+        return names(score=with_scores(model, baseline, training, "bleu"), recipe=translator)
+
+    assert advise(20.0, 50.0, 25.0) == ["too_small"]
+    assert advise(20.0, 50.0, 95.0) == ["baseline"]
+    perfect = with_scores(99.0, 50.0, 99.9, "bleu")
+    assert names(score=perfect, recipe=translator, fit=IMPROVING) == [], "nearly perfect"
+
+
+def test_a_model_that_is_no_better_than_a_baseline_on_all_data_trains_longer() -> None:
+    translator = replace(RECIPE, objective=ObjectiveSection(kind="seq2seq"))
+    for fit in (SETTLED, Fit("unknown", "too few steps were logged to judge the training")):
+        score = with_scores(67.1, 66.9, 67.1, "bleu")
+        (advice,) = give_advice(make_facts(score=score, recipe=translator, fit=fit))
+        assert (advice.name, advice.overrides) == ("underfitting", ("train.steps=200", "train.epochs=6"))
+        assert advice.reason == (
+            "The model has learned little: BLEU is 67.1, on the training data 67.1; "
+            "the baseline (baseline) reaches 66.9."
+        )
+    for model, baseline, training in ((67.1, 40.0, 67.1), (67.1, 66.9, 99.0)):
+        assert names(score=with_scores(model, baseline, training, "bleu"), recipe=translator) == []
+    assert names(score=with_scores(0.0, 0.0, 0.0, "exact_match"), recipe=translator) == ["underfitting"]
+
+
+def test_a_model_whose_loss_rose_but_whose_metric_did_not_fall_is_not_regularised() -> None:
+    """Exact match is 0 on all data: the model has learned too little, whatever the loss does."""
+    curve = [(10.0, 0.0), (20.0, 0.0)]
+    score = with_scores(0.0, 0.0, 0.0, "exact_match")
+    assert names(score=score, fit=OVERFITTED, metric_curve=curve) == ["underfitting"]
+    falling = [(10.0, 0.5), (20.0, 0.0)]
+    assert names(score=score, fit=OVERFITTED, metric_curve=falling) == ["overfitting"], "not both"
+
+
+def test_a_metric_that_still_rises_asks_for_a_longer_run() -> None:
+    (advice,) = give_advice(make_facts(late_metric_gain=0.05))
+    assert (advice.name, advice.reason) == (
+        "underfitting",
+        "Accuracy still rose by 5 points in the last quarter of the training.",
+    )
+    assert names(late_metric_gain=0.025) == [], "the interval of the score is ±3 points"
+    assert names(late_metric_gain=0.05, score=with_scores(0.85, 0.8, 0.99)) == ["pretrained"], "it memorises"
+
+
+def leaks(near: int, exact: int, total: int) -> LeakageReport:
+    found = [1.0] * exact + [0.95] * near
+    listed = {i: Leak(f"v:{i}", f"t:{i}", "a", "b", similarity) for i, similarity in enumerate(found)}
+    return LeakageReport(total, 900, True, listed)
+
+
+def test_at_most_half_of_the_evaluation_data_is_to_be_removed() -> None:
+    (advice,) = give_advice(make_facts(leakage=leaks(40, 0, 100)))
+    assert advice.title == "Remove the leaked records from the training data or from the evaluation data"
+    assert advice.command == "qkv report runs/a --json"
+    for valid in ("", "valid.tsv"):
+        recipe = replace(RECIPE, data=replace(RECIPE.data, valid=valid))
+        (advice,) = give_advice(make_facts(leakage=leaks(100, 0, 100), recipe=recipe))
+        assert (advice.title, advice.command) == ("Evaluate on texts that differ from the training data", "")
+        assert "The texts look alike, as if made from a template" in advice.reason
+    (advice,) = give_advice(make_facts(leakage=leaks(0, 100, 100), recipe=recipe))
+    assert advice.overrides == ("data.valid=", "data.valid_fraction=0.1")
+
+
 def test_a_generator_below_its_baseline_trains_longer() -> None:
     translator = replace(RECIPE, objective=ObjectiveSection(kind="seq2seq"))
     score = with_scores(0.5, 0.9, 0.95)
@@ -90,7 +202,7 @@ def test_the_commands_for_a_pretrained_model_name_the_data() -> None:
     (advice,) = give_advice(make_facts(score=with_scores(0.7, 0.9, 0.99)))
     assert advice.command == (
         "qkv init classify train.tsv --test test.tsv --columns text=review "
-        "--from sentence-transformers/all-MiniLM-L6-v2 --out runs/a-2.toml && qkv train runs/a-2.toml"
+        "--from sentence-transformers/all-MiniLM-L6-v2 --out runs/a-2.toml && qkv train runs/a-2.toml run=runs/a-2"
     )
     fine_tuned = replace(RECIPE, model=ModelSection(from_="models/bert"))
     assert names(score=with_scores(0.7, 0.9, 0.99), recipe=fine_tuned) == ["baseline"]

@@ -2,7 +2,7 @@
 
 import {html} from "./dom.js";
 import {curveChart, lossChart, scoreChart} from "./report_charts.js";
-import {classTable, confusionTable, errorList, leakList, lengthTable} from "./report_tables.js";
+import {classTable, confusionTable, countNouns, errorList, leakList, lengthTable} from "./report_tables.js";
 import {themeButton} from "./theme.js";
 
 const TASKS = {
@@ -69,7 +69,9 @@ function adviceView(data) {
   }
   const shown = data.advice.slice(0, data.num_main_advice);
   const rest = data.advice.slice(data.num_main_advice);
+  const hasSeveral = shown.filter((advice) => advice.trains).length > 1;
   return [
+    hasSeveral ? html("p", {class: "note"}, "The commands are alternatives: each trains a new run, without the changes of the others.") : null,
     html(
       "ol",
       {class: "advice"},
@@ -97,8 +99,9 @@ function scoreView(data) {
 }
 
 function scoreSentence({score}) {
-  const sampled = score.num_records < score.num_usable ? ` of ${score.num_usable.toLocaleString("en")}` : "";
-  const measured = `${metricName(score.metric)} on ${score.num_records.toLocaleString("en")}${sampled} records`;
+  const sampled = score.num_records < score.num_usable ? `${score.num_records.toLocaleString("en")} of ` : "";
+  const total = countNouns(Math.max(score.num_records, score.num_usable), score.unit);
+  const measured = `${metricName(score.metric)} on ${sampled}${total}`;
   const unusable = score.num_unusable ? ` ${score.num_unusable.toLocaleString("en")} more lack a field of the task.` : "";
   const best = score.metric === "loss" ? score.baselines[0] : score.baselines.at(-1);
   if (!best) return `${measured}.${unusable}`;
@@ -162,7 +165,7 @@ function dataView(data) {
       html(
         "p",
         {},
-        `${counted.records.toLocaleString("en")} training records of ${counted.tokens.toLocaleString("en")} tokens: ` +
+        `${countNouns(counted.records, `training ${counted.unit}`)} of ${counted.tokens.toLocaleString("en")} tokens: ` +
           `${lost.join(", ") || "none truncated or unusable"}.`,
       ),
     );

@@ -10,6 +10,9 @@ const MAX_LEAKS = 8;
 const percent = (value) => `${Math.round(100 * value)} %`;
 const count = (value) => value.toLocaleString("en");
 
+/** A number with its noun, in the plural if necessary. */
+export const countNouns = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
+
 /** A bar with its value as a text. */
 function bar(value) {
   return html("span", {class: "bar"}, html("i", {style: {width: `${100 * value}%`}}), html("b", {}, percent(value)));
@@ -68,7 +71,7 @@ function confusedPairs(confusion) {
 export function lengthTable(lengths) {
   if (!lengths.length) return null;
   const rows = lengths.map((one) => [`up to ${one.longest} words`, bar(one.score), count(one.records)]);
-  return html("div", {class: "block"}, table("Mean score by length of the text", ["length", "score", "records"], rows));
+  return html("div", {class: "block"}, table("Mean score of a record, by length of the text", ["length", "score", "records"], rows));
 }
 
 /** Records with predictions. */
@@ -111,11 +114,12 @@ function sureness(one) {
 export function leakList(name, report) {
   if (!report) return null;
   const near = report.leaks.length - report.num_exact;
-  const compared = `among the ${report.complete ? "" : "first "}${count(report.num_training)} training records`;
+  const compared = `among the ${report.complete ? "" : "first "}${countNouns(report.num_training, `training ${report.unit}`)}`;
+  const total = countNouns(report.num_evaluation, `${name} ${report.unit}`);
   const found = report.leaks.length
-    ? `${count(report.leaks.length)} of ${count(report.num_evaluation)} ${name} records also occur ${compared}: ` +
+    ? `${count(report.leaks.length)} of ${total} also occur${report.leaks.length === 1 ? "s" : ""} ${compared}: ` +
       `${count(report.num_exact)} word for word, ${count(near)} nearly.`
-    : `None of the ${count(report.num_evaluation)} ${name} records occurs ${compared}, neither word for word nor nearly.`;
+    : `None of ${total} occurs ${compared}, neither word for word nor nearly.`;
   const parts = [html("p", {}, found)];
   if (report.leaks.length) {
     const ordered = [...report.leaks].sort((one, two) => two.similarity - one.similarity);
@@ -126,8 +130,10 @@ export function leakList(name, report) {
         leak.training,
         leak.similarity === 1 ? "equal" : percent(leak.similarity),
         html("span", {class: "wrap"}, shorten(leak.text, 200)),
+        html("span", {class: "wrap"}, leak.similarity === 1 ? "the same words" : shorten(leak.training_text, 200)),
       ]);
-    const made = table("The most similar ones", [name, "training", "similarity", "text in the training data"], rows);
+    const headings = [name, "training", "similarity", `${name} text`, "training text"];
+    const made = table("The most similar ones", headings, rows);
     parts.push(scrollBox(`Records in both ${name} and training data`, made));
   }
   if (report.conflicts.length) {

@@ -4,7 +4,10 @@ First comes what makes the score itself doubtful, then what keeps the model from
 better. To add a rule, write a function from `Facts` to an `Advice` or None, and add a row.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
 
 from qkv.tasks.report.facts import Advice, Facts
 from qkv.tasks.report.rules_data import (
@@ -46,5 +49,19 @@ RULES: dict[str, Rule] = {
 
 
 def give_advice(facts: Facts) -> list[Advice]:
-    """All advice that applies, the most important first."""
-    return [advice for rule in RULES.values() if (advice := rule(facts)) is not None]
+    """All advice that applies, the most important first. Each command that trains has a run of its own."""
+    given = []
+    names = free_names(facts.run)
+    facts = replace(facts, new_run=next(names))
+    for rule in RULES.values():
+        if (advice := rule(facts)) is not None:
+            given.append(advice)
+            if advice.trains:
+                facts = replace(facts, new_run=next(names))
+    return given
+
+
+def free_names(run: str) -> Iterator[str]:
+    """The names run-2, run-3 and so on, without those of existing runs and recipes."""
+    names = (f"{run}-{number}" for number in count(2))
+    return (name for name in names if not Path(name).exists() and not Path(f"{name}.toml").exists())

@@ -1,18 +1,18 @@
 """The data of a run for a report: evaluation records, training records, and what training truncated or left out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from qkv.data import Problems, Record
+from qkv.data import FileLocation, Problems, Record
 from qkv.data.builtin import DATASETS
 from qkv.errors import QkvError
 from qkv.progress import OnStage
 from qkv.tasks.prepare.prepare import PreparedRun, prepare
-from qkv.tasks.prepare.sources import DataSource, open_source, open_sources, sample_records
+from qkv.tasks.prepare.sources import DataSource, FileSource, open_source, open_sources, sample_records
 from qkv.tasks.train import split_long_texts
 from qkv.text import Tokenizer
 from qkv.train.recipe.schema import Recipe
@@ -22,7 +22,7 @@ MAX_TRAINING_RECORDS = 50_000  # for baselines; leakage is searched in all recor
 MAX_TEXT_CHARS = 20_000_000  # of all documents together
 DOCUMENT_TASKS = ("language", "fill")
 MAX_LENGTH_SAMPLE = 2000  # records whose tokens are counted
-MIN_PARAGRAPH_WORDS = 8
+MIN_LINE_WORDS = 8
 
 
 @dataclass
@@ -32,10 +32,22 @@ class ReportData:
     recipe: Recipe
     task: str
     evaluation: list[Record]
-    name: str  # where the evaluation records are from
+    evaluation_sources: Sequence[DataSource]
     training_sources: list[DataSource]
+    split: str = "validation"  # or test: that of the evaluation records
     test: list[Record] = field(default_factory=list)  # only for leakage, if `evaluation` is the validation data
     problems: Problems = field(default_factory=lambda: Problems(max_invalid_fraction=1))
+
+    @property
+    def name(self) -> str:
+        """Where the evaluation records are from."""
+        return f"{self.split} data ({', '.join(one.description for one in self.evaluation_sources)})"
+
+    @property
+    def unit(self) -> str:
+        """What a record of this data is."""
+        is_text = self.task in DOCUMENT_TASKS and any("text" in one.fields for one in self.evaluation)
+        return "document" if is_text else "record"
 
     def training(self) -> Iterator[Record]:
         """All training records."""
@@ -65,10 +77,10 @@ def read_data(recipe: Recipe, task: str) -> ReportData:
             f"{recipe.run}: this run has neither validation nor test data, so there is nothing to report on; set "
             "data.valid, data.valid_fraction or data.test and train again"
         )
-    parts = sources.valid if valid else test
-    name = f"{'validation' if valid else 'test'} data ({', '.join(one.description for one in parts)})"
-    chosen = split_long_texts(valid or tested, task)
-    return ReportData(recipe, task, chosen, name, [*sources.train.values()], tested if valid else [], problems)
+    training = [*sources.train.values()]
+    if not valid:
+        return ReportData(recipe, task, tested, test, training, "test", problems=problems)
+    return ReportData(recipe, task, valid, sources.valid, training, test=tested, problems=problems)
 
 
 def limit_text(records: Iterator[Record]) -> Iterator[Record]:
@@ -84,12 +96,30 @@ def limit_text(records: Iterator[Record]) -> Iterator[Record]:
             return
 
 
-def split_paragraphs(records: Iterator[Record] | Sequence[Record]) -> Iterator[Record]:
-    """The lines of documents as records of their own, because a whole document hardly occurs twice."""
-    for record in records:
-        for line in str(record.fields.get("text", "")).splitlines():
-            if len(line.split()) >= MIN_PARAGRAPH_WORDS:
-                yield Record({"text": line}, record.location)
+def read_lines(sources: Iterable[DataSource]) -> Iterator[Record]:
+    """The lines of documents as records of their own, because a whole document hardly occurs twice.
+
+    A line of a text file has its own location; a line of another file has that of its document.
+    """
+    for source in sources:
+        is_text = isinstance(source, FileSource) and all(
+            group.format == "text" for group in source.files.find_groups(Problems(max_invalid_fraction=1))
+        )
+        before = count_lines_before(source) if is_text else {}
+        for record in source.records(Problems(max_invalid_fraction=1)):
+            location = record.location
+            first = location.line + before.get(location, 0)
+            for number, line in enumerate(str(record.fields.get("text", "")).split("\n"), first):
+                if len(line.split()) >= MIN_LINE_WORDS:
+                    yield Record({"text": line}, replace(location, line=number) if is_text else location)
+
+
+def count_lines_before(source: DataSource) -> dict[FileLocation, int]:
+    """The number of lines that training has of each document, if the rest of the document is held out."""
+    if not isinstance(source, FileSource) or source.split is None or source.split_name != "validation":
+        return {}
+    training = replace(source, split_name="train").records(Problems(max_invalid_fraction=1))
+    return {one.location: str(one.fields.get("text", "")).count("\n") for one in training}
 
 
 @dataclass(frozen=True)
@@ -107,6 +137,7 @@ class DataReport:
     is_source: bool = False  # whether it is the source that is too long: max_source_length
     classes: dict[str, int] = field(default_factory=dict)  # how often each class occurs in a sample
     problems: dict[str, Any] = field(default_factory=dict)
+    unit: str = "record"  # what was counted
 
     @property
     def cut_fraction(self) -> float:
@@ -146,6 +177,7 @@ def report_data(
             is_source,
             classes,
             prepared.problems.summary().to_dict(),
+            data.unit,
         ),
         prepared,
     )

@@ -1,5 +1,6 @@
 """The errors to read first: the worst, those with the highest confidence, and labels that are probably wrong."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,6 +13,8 @@ MAX_LISTED = 8
 SLACK = 0.02  # a model at most this much worse than the baseline can still judge labels
 MANY_CLASSES = 10  # with this many, two models rarely choose the same wrong class, even if one of them is weak
 SURE = 0.5  # the lowest confidence of a sure prediction
+VERY_SURE = 0.8  # the lowest confidence of a prediction that contradicts a label
+MIN_SKILL = 1 / 3  # the fraction of the errors of the most frequent class that a model must avoid to judge labels
 WRONG = 0.5  # a record with a lower score is wrong
 MIN_SUSPECTS = 5
 SUSPECT_FRACTION = 0.05
@@ -51,6 +54,8 @@ def report_errors(judgement: Judgement) -> ErrorReport:
     suspects, num_sure = find_suspects(judgement) if is_label else ([], 0)
     opinion = second_opinion(judgement)
     others = judgement.judge.score_each(opinion, judgement.expected) if len(opinion) else []
+    is_skilled = is_label and all(has_skill(scores, judgement.expected) for scores in (judgement.scores, others))
+    is_close = sum(judgement.scores) >= sum(others) - SLACK * len(others)
     return ErrorReport(
         len(wrong),
         list_records(judgement, worst),
@@ -58,22 +63,28 @@ def report_errors(judgement: Judgement) -> ErrorReport:
         list_records(judgement, suspects),
         len(suspects),
         num_sure,
-        sum(judgement.scores) >= sum(others) - SLACK * len(others) or len(set(judgement.expected)) >= MANY_CLASSES,
+        is_skilled and (is_close or len(set(judgement.expected)) >= MANY_CLASSES),
     )
+
+
+def has_skill(scores: Sequence[float], expected: Sequence[Any]) -> bool:
+    """Whether predictions are clearly better than those of the most frequent class."""
+    chance = max(Counter(expected).values(), default=0)
+    return sum(scores) - chance > MIN_SKILL * (len(expected) - chance)
 
 
 def find_suspects(judgement: Judgement) -> tuple[list[int], int]:
     """Records whose label is probably wrong, by confidence, and the number of records that were considered.
 
-    They are in the half of the records with the highest confidence, and a baseline, which uses other features,
-    predicts the same class. Both together are rarely wrong.
+    They are in the half of the records with the highest confidence, which must be at least `VERY_SURE`, and a baseline,
+    which uses other features, predicts the same class. Both together are rarely wrong.
     """
     opinion = second_opinion(judgement)
     confidences = [one or 0.0 for one in judgement.confidences]
     if not opinion or not confidences:
         return [], 0
     median = sorted(confidences)[len(confidences) // 2]
-    sure = [i for i, confidence in enumerate(confidences) if confidence >= median]
+    sure = [i for i, confidence in enumerate(confidences) if confidence >= max(median, VERY_SURE)]
     found = [i for i in sure if judgement.predicted[i] == opinion[i] != judgement.expected[i]]
     return sorted(found, key=lambda i: -confidences[i]), len(sure)
 

@@ -15,7 +15,8 @@ from qkv.tasks.report.learning_curve import LearningCurve
 from qkv.tasks.report.score import ScoreReport, to_points
 from qkv.train.recipe.schema import Files, Recipe
 
-NEARLY_PERFECT = 0.98
+NEARLY_PERFECT = 98.0  # points
+MIN_LEAD = 2.0  # points above a baseline
 SAME_OUTPUT = 0.9  # the fraction of equal predictions of a model that has learned nothing
 
 
@@ -29,9 +30,14 @@ class Advice:
     overrides: tuple[str, ...] = ()  # changes to the recipe
     command: str = ""  # to run as it is
 
+    @property
+    def trains(self) -> bool:
+        """Whether the command trains a new run."""
+        return "qkv train " in self.command
+
     def to_dict(self) -> dict[str, Any]:
         """The advice for JSON."""
-        return asdict(self)
+        return asdict(self) | {"trains": self.trains}
 
 
 @dataclass
@@ -51,10 +57,15 @@ class Facts:
     lr_check: Finding | None = None
     same_output: float = 0.0  # the fraction of equal predictions, if the expected outputs differ
     metric_curve: list[tuple[float, float]] = field(default_factory=list)  # the main metric in the run
+    late_metric_gain: float = 0.0  # of the main metric in the last quarter of the training, if it ended at its best
+    new_run: str = ""  # a free name for the next run; by default that of this run with -2
+
+    def __post_init__(self) -> None:
+        self.new_run = self.new_run or f"{self.run}-2"
 
     def command(self, *overrides: str) -> str:
         """The command that trains a new run with these changes."""
-        words = ["qkv", "train", f"{self.run}/recipe.toml", f"run={self.run}-2", *overrides]
+        words = ["qkv", "train", f"{self.run}/recipe.toml", f"run={self.new_run}", *overrides]
         return " ".join(map(shlex.quote, words))
 
     def advise(self, name: str, title: str, reason: str, *overrides: str) -> Advice:
@@ -90,9 +101,9 @@ class Facts:
     @property
     def is_nearly_perfect(self) -> bool:
         """Whether there is hardly anything left to gain."""
-        if self.score is None or self.score.metric in ("loss", "bleu"):
+        if self.score is None or self.score.metric == "loss":
             return False
-        return self.score.model.value >= NEARLY_PERFECT
+        return to_points(self.score.metric, self.score.model.value) >= NEARLY_PERFECT
 
     @property
     def is_below_baseline(self) -> bool:
@@ -104,6 +115,15 @@ class Facts:
         return best < low if self.score.metric == "loss" else best > high
 
     @property
+    def is_at_baseline(self) -> bool:
+        """Whether the model is not clearly better than the best baseline; False for a loss."""
+        if self.score is None or self.score.best_baseline is None or self.score.metric == "loss":
+            return False
+        model, best = self.score.model, self.score.best_baseline.value
+        lead = to_points(self.score.metric, model.value - best)
+        return lead < MIN_LEAD or (model.interval is not None and model.interval[0] <= best)
+
+    @property
     def has_not_learned(self) -> bool:
         """Whether the training loss did not fall, or the model predicts the same for all records."""
         return self.fit.verdict in ("diverged", "stalled") or self.same_output >= SAME_OUTPUT
@@ -112,6 +132,15 @@ class Facts:
 def capitalise(text: str) -> str:
     """The text with a capital letter at its start; the rest stays as it is."""
     return text[:1].upper() + text[1:]
+
+
+def count_nouns(number: int, noun: str) -> str:
+    """A number with its noun, in the plural if necessary.
+
+    >>> count_nouns(1, "training record"), count_nouns(1200, "line")
+    ('1 training record', '1,200 lines')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def list_files(files: Files) -> list[str]:

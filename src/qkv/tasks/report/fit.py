@@ -2,7 +2,7 @@
 
 diverged    the training loss ended well above its lowest value, or was not finite
 stalled     the training loss hardly fell
-overfitted  the validation loss rose again while the training loss still fell
+overfitted  the validation loss ended clearly above its lowest value
 improving   the validation loss still fell at the end: the run was too short
 settled     none of these
 """
@@ -24,7 +24,6 @@ LATE_GAIN = 0.05  # a fall of the validation loss in the last quarter, as a frac
 MAX_GAP = 0.7  # a training loss below this fraction of the validation loss: a longer run would overfit
 MIN_FALL = 0.1  # of the training loss in a whole run, as a fraction
 DIVERGED = 0.5  # a diverged run lost more than this fraction of its fall again
-NOISE = 1.15  # a training loss within this factor of the validation loss shows no gap
 
 
 @dataclass(frozen=True)
@@ -72,13 +71,14 @@ def judge_fit(curves: RunCurves) -> Fit:
     if len(valid) < MIN_EVALUATIONS:
         return fit("unknown", f"{fall}; there are too few evaluations to judge the validation loss")
     is_early = best_step <= EARLY * steps
-    if last_valid - best > max(MAX_RISE * best, MIN_CHANGE) and is_early and last * NOISE < last_valid:
+    if last_valid - best > max(MAX_RISE * best, MIN_CHANGE) and is_early:  # label smoothing: losses are not comparable
         return fit(
             "overfitted",
             f"the validation loss was lowest at step {int(best_step):,} of {steps:,} ({best:.3g}) and rose to "
             f"{last_valid:.3g}, while {fall}",
         )
-    gain = late_gain(valid, curves.lr or finite)
+    before = late_start(valid, curves.lr or finite)
+    gain = (before - last_valid) / max(before, 1e-9)
     if gain > LATE_GAIN and gain * last_valid > MIN_CHANGE and not is_early and last > MAX_GAP * last_valid:
         return fit(
             "improving",
@@ -88,8 +88,8 @@ def judge_fit(curves: RunCurves) -> Fit:
     return fit("settled", f"{fall}, and the validation loss settled at {last_valid:.3g}")
 
 
-def late_gain(valid: Points, lr: Points) -> float:
-    """By which fraction the loss fell in the last quarter of the training.
+def late_start(points: Points, lr: Points) -> float:
+    """The value of a curve where the last quarter of the training starts; its last value if there is none before.
 
     Training is measured by the sum of the learning rates, because steps with a low learning rate change little: with a
     cosine schedule, the loss of a run that is far too short is flat at its end, too.
@@ -101,8 +101,16 @@ def late_gain(valid: Points, lr: Points) -> float:
         if done > 0.75 * total:
             border = step
             break
-    before = [value for step, value in valid if step <= border]
-    return (before[-1] - valid[-1][1]) / max(before[-1], 1e-9) if before else 0.0
+    before = [value for step, value in points if step <= border]
+    return before[-1] if before else points[-1][1]
+
+
+def late_metric_gain(points: Points, lr: Points) -> float:
+    """By how much a metric rose in the last quarter of the training; 0 if it was higher before."""
+    values = [value for _, value in points]
+    if len(values) < MIN_EVALUATIONS or not lr or values[-1] < max(values):
+        return 0.0
+    return values[-1] - late_start(points, lr)
 
 
 def smooth_losses(points: Sequence[tuple[float, float]]) -> list[float]:

@@ -1,7 +1,10 @@
 """Records of the evaluation that also occur in the training data, word for word or nearly, and contradictory labels.
 
 Two texts are equal if their words are equal, whatever their case, punctuation and spaces. They are near-duplicates if
-the sets of their word pairs have a Jaccard similarity of at least `MIN_SIMILARITY`. If the sets of two texts have a
+their targets (labels, answers) are equal, too, and the sets of their word pairs have a Jaccard similarity of at least
+`MIN_SIMILARITY`. A target that several evaluation records have, such as the name of a class, is equal by chance: then
+the similarity must be at least `MIN_SIMILARITY_SAME_TARGET`. Texts from a template, which differ in a word, are
+therefore different records. If the sets of two texts have a
 Jaccard similarity of at least t, and the evaluation text has n pairs, then any ⌊(1 − t) n⌋ + 1 of them include a shared
 one. So it is enough to index its rarest pairs ("prefix filtering", Chaudhuri, Ganti and Kaushik 2006). The search is
 exact, except that pairs that very many records have are not indexed. The training data is read once, record by record,
@@ -18,7 +21,7 @@ from itertools import pairwise
 from qkv.data.records import Record
 from qkv.text.bm25 import normalized_words
 
-MIN_SIMILARITY = 0.7
+MIN_SIMILARITY, MIN_SIMILARITY_SAME_TARGET = 0.7, 0.9
 MIN_WORDS = 8
 """Shorter texts are compared word for word only: a short question resembles many others."""
 MAX_POSTINGS = 100
@@ -34,7 +37,8 @@ class Leak:
 
     evaluation: str  # the location of each
     training: str
-    text: str
+    text: str  # of the evaluation record
+    training_text: str
     similarity: float  # 1 for equal words
 
 
@@ -47,6 +51,7 @@ class LeakageReport:
     complete: bool = True  # whether all training records were compared
     leaks: dict[int, Leak] = field(default_factory=dict)  # by the number of the evaluation record
     conflicts: list[tuple[str, str, str]] = field(default_factory=list)  # text, and its different labels
+    unit: str = "record"  # what was compared
 
     @property
     def num_exact(self) -> int:
@@ -64,18 +69,22 @@ def find_leakage(
     training: Iterable[Record],
     text_of: Callable[[Record], str],
     *,
-    label_of: Callable[[Record], str] | None = None,
+    target_of: Callable[[Record], str] = lambda record: "",
+    has_labels: bool = False,
+    unit: str = "record",
     max_seconds: float = 20.0,
 ) -> LeakageReport:
     """Compare the evaluation records with the training records, for at most `max_seconds`.
 
-    With `label_of`, training records with equal words and different labels are listed as conflicts.
+    With `has_labels`, training records with equal words and different targets are listed as conflicts.
     """
-    report = LeakageReport(len(evaluation))
+    report = LeakageReport(len(evaluation), unit=unit)
+    texts, targets = [text_of(one) for one in evaluation], [target_of(one) for one in evaluation]
+    frequency = Counter(targets)
     exact: defaultdict[bytes, list[int]] = defaultdict(list)
     shingles: list[frozenset[int]] = []
-    for number, record in enumerate(evaluation):
-        words = normalized_words(text_of(record))[:MAX_WORDS]
+    for number, text in enumerate(texts):
+        words = normalized_words(text)[:MAX_WORDS]
         exact[digest_words(words)].append(number)
         shingles.append(word_pairs(words))
     index = index_rarest(shingles)
@@ -86,24 +95,26 @@ def find_leakage(
             report.complete = False
             break
         report.num_training = count
-        text = text_of(record)
+        text, target = text_of(record), target_of(record)
         words = normalized_words(text)[:MAX_WORDS]
         key = digest_words(words)
-        if label_of is not None and words and (key in labels or len(labels) < MAX_LABELLED):
-            label = label_of(record)
-            if labels.setdefault(key, label) != label:
-                report.conflicts.append((text, labels[key], label))
-        for number in exact.get(key, ()) if words else ():
-            report.leaks[number] = Leak(str(evaluation[number].location), str(record.location), text, 1.0)
+        is_labelled = has_labels and words and (key in labels or len(labels) < MAX_LABELLED)
+        if is_labelled and labels.setdefault(key, target) != target:
+            report.conflicts.append((text, labels[key], target))
+        similar = dict.fromkeys(exact.get(key, ()) if words else (), 1.0)
         pairs = word_pairs(words)
+        least = MIN_SIMILARITY if frequency[target] == 1 else MIN_SIMILARITY_SAME_TARGET
         for number in {number for pair in pairs & index.keys() for number in index[pair]}:
             common = len(pairs & shingles[number])
             similarity = common / (len(pairs) + len(shingles[number]) - common)
-            known = report.leaks.get(number)
-            if similarity >= MIN_SIMILARITY and (known is None or similarity > known.similarity):
+            if similarity >= least and target == targets[number]:
                 # Equal sets of pairs can come from different texts, so only equal words count as 1.
-                leak = Leak(str(evaluation[number].location), str(record.location), text, min(similarity, 0.999))
-                report.leaks[number] = leak
+                similar.setdefault(number, min(similarity, 0.999))
+        for number, similarity in similar.items():
+            known = report.leaks.get(number)
+            if known is None or similarity > known.similarity:
+                places = str(evaluation[number].location), str(record.location)
+                report.leaks[number] = Leak(*places, texts[number], text, similarity)
     return report
 
 

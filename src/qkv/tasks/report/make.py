@@ -31,10 +31,10 @@ from qkv.tasks.prepare.model import apply_adapters
 from qkv.tasks.prepare.prepare import PreparedRun
 from qkv.tasks.report.advice import give_advice
 from qkv.tasks.report.baselines import applicable_baselines, unigram_scores
-from qkv.tasks.report.data import DOCUMENT_TASKS, DataReport, ReportData, read_data, report_data, split_paragraphs
+from qkv.tasks.report.data import DOCUMENT_TASKS, DataReport, ReportData, read_data, read_lines, report_data
 from qkv.tasks.report.errors import report_errors
 from qkv.tasks.report.facts import SAME_OUTPUT, Facts
-from qkv.tasks.report.fit import judge_fit
+from qkv.tasks.report.fit import judge_fit, late_metric_gain
 from qkv.tasks.report.leakage import LeakageReport, find_leakage
 from qkv.tasks.report.learning_curve import LearningCurve, baseline_curve, recipe_curve
 from qkv.tasks.report.report import RunReport
@@ -48,6 +48,7 @@ from qkv.tasks.report.score import (
     report_score,
 )
 from qkv.tasks.task import TextModel, require_tokenizer
+from qkv.tasks.train import EXCERPT_CHARS, split_long_texts
 from qkv.train.recipe import recipe_file
 from qkv.train.run.curves import read_curves
 from qkv.train.run.folder import RunFolder
@@ -59,7 +60,7 @@ MIN_QUICK_RECORDS = 30  # with fewer, a quick report has no score
 BASELINE_CURVE_SECONDS = 20.0
 LANGUAGE_RECORDS, TIMED_EXCERPTS = 200, 8
 """Excerpts of a language model's data that are evaluated, and those that are timed first."""
-MAX_PARAGRAPHS = 20_000  # of the evaluation data that are compared with the training data
+MAX_LINES = 20_000  # of the evaluation data that are compared with the training data
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ class Reporter:
         counted, prepared = self.count_data(data, judge, training)
         self.stage("learning curve")
         curve = self.learning_curve(judge, judgement, training)
+        metric_curve = self.curves.validation.get(score.metric, []) if score is not None else []
         facts = Facts(
             self.run,
             self.recipe,
@@ -136,7 +138,8 @@ class Reporter:
             curve,
             self.check_lr(prepared, judgement),
             same_output(judgement),
-            self.curves.validation.get(score.metric, []) if score is not None else [],
+            metric_curve,
+            late_metric_gain(metric_curve, self.curves.lr),
         )
         return RunReport(
             self.run,
@@ -184,13 +187,22 @@ class Reporter:
         records = [one for one in data.evaluation if "text" in one.fields or "messages" in one.fields]
         if not records or self.options.quick:
             return None
-        records = records[:: max(1, len(records) // LANGUAGE_RECORDS)][:LANGUAGE_RECORDS]
-        model, began = self.model, time.monotonic()
-        found = evaluate(model.network, model.tokenizer, model.config, records[:TIMED_EXCERPTS], max_samples=0)
-        each = (time.monotonic() - began) / TIMED_EXCERPTS
-        records = records[: max(TIMED_EXCERPTS, int(self.seconds / max(each, 1e-9)))]
-        if len(records) > TIMED_EXCERPTS:
-            found = evaluate(model.network, model.tokenizer, model.config, records, max_samples=0)
+        model, began, unit = self.model, time.monotonic(), data.unit
+        excerpts = split_long_texts(records, self.task)
+        evaluate(model.network, model.tokenizer, model.config, excerpts[:TIMED_EXCERPTS], max_samples=0)
+        each = (time.monotonic() - began) / min(TIMED_EXCERPTS, len(excerpts))
+        fitting = max(TIMED_EXCERPTS, int(self.seconds / max(each, 1e-9)))
+        num_usable = len(records)
+        if len(excerpts) > min(fitting, self.options.max_records):
+            num_usable, count = len(excerpts), min(fitting, LANGUAGE_RECORDS, self.options.max_records)
+            records = excerpts[:: max(1, num_usable // count)][:count]
+            if unit == "document":
+                unit = "excerpt"
+                self.notes.append(
+                    f"the score is over excerpts of {EXCERPT_CHARS:,} characters, so it differs a little from that of "
+                    "qkv eval, which reads whole documents (--limit, --seconds)"
+                )
+        found = evaluate(model.network, model.tokenizer, model.config, records, max_samples=0)
         texts, known = (
             [str(one.fields["text"]) for one in side if "text" in one.fields] for side in (records, training)
         )
@@ -199,7 +211,7 @@ class Reporter:
         baseline = Measured("unigram model" if is_loss else "most frequent token", loss if is_loss else accuracy)
         baselines = () if math.isnan(loss) else (baseline,)  # chats have no plain text
         own = measure("model", found.metrics[found.main_metric])
-        return ScoreReport(found.main_metric, own, baselines, None, found.num_records, len(data.evaluation))
+        return ScoreReport(found.main_metric, own, baselines, None, found.num_records, num_usable, unit=unit)
 
     def leakage(
         self, data: ReportData, judge: Judge | None, judgement: Judgement | None
@@ -209,17 +221,21 @@ class Reporter:
         if judge is None:
             if self.options.quick or not any("text" in one.fields for one in data.evaluation):
                 return None, None, None
-            lines = list(islice(split_paragraphs(data.evaluation), MAX_PARAGRAPHS))
-            training = split_paragraphs(data.training())
-            return find_leakage(lines, training, lambda one: str(one.fields["text"]), max_seconds=limit), None, None
-        label_of = (lambda one: judge.show(judge.expected(one))) if isinstance(judge, LabelJudge) else None
+            lines = list(islice(read_lines(data.evaluation_sources), MAX_LINES))
+            training = read_lines(data.training_sources)
+            found = find_leakage(lines, training, lambda one: str(one.fields["text"]), unit="line", max_seconds=limit)
+            return found, None, None
         used = [one for one in data.evaluation if judge.is_usable(one)]
         training = (one for one in data.training() if judge.is_usable(one))
 
         def full_text(record: Record) -> str:
             return Judge.text(judge, record)  # of an answer, with its passage
 
-        found = find_leakage(used, training, full_text, label_of=label_of, max_seconds=limit)
+        def target(record: Record) -> str:
+            return judge.show(judge.expected(record), record)
+
+        has_labels = isinstance(judge, LabelJudge)
+        found = find_leakage(used, training, full_text, target_of=target, has_labels=has_labels, max_seconds=limit)
         if not found.complete:
             self.notes.append(f"the first {found.num_training:,} training records were compared (--seconds)")
         clean = None
@@ -232,7 +248,7 @@ class Reporter:
         test = None
         if tested and not self.options.quick:
             training = (one for one in data.training() if judge.is_usable(one))
-            test = find_leakage(tested, training, full_text, max_seconds=limit)
+            test = find_leakage(tested, training, full_text, target_of=target, max_seconds=limit)
         return found, clean, test
 
     def count_data(

@@ -3,12 +3,13 @@
 import shlex
 
 from qkv.tasks.baseline import BASELINE_NAME
-from qkv.tasks.report.facts import Advice, Facts, list_files
+from qkv.tasks.report.facts import Advice, Facts, count_nouns, list_files
 from qkv.tasks.report.learning_curve import LearningCurve
-from qkv.tasks.report.score import format_score, to_points
+from qkv.tasks.report.score import format_score, name_metric, to_points
 
 MIN_LEAKS, LEAK_FRACTION, LEAK_POINTS = 3, 0.05, 1.0
 """Leaks matter if they are this fraction of the records, or if they change the score by this many points."""
+MAX_REMOVED = 0.5  # of the evaluation records; if more are leaks, the texts look alike
 MIN_CONFLICTS, CONFLICT_FRACTION = 3, 0.01
 UNUSABLE_FRACTION = 0.01
 CUT_FRACTION = 0.05  # of records that are truncated or too long
@@ -37,11 +38,10 @@ def advise_leakage(facts: Facts) -> Advice | None:
         return None
     near = len(found.leaks) - found.num_exact
     listed = f"{found.num_exact:,} word for word" + (f" and {near:,} nearly" if near else "")
-    reason = (
-        f"{len(found.leaks):,} of {found.num_evaluation:,} evaluation records ({100 * found.fraction:.0f} %) also "
-        f"occur in the training data, {listed}.{without}"
-    )
-    if facts.recipe.data.valid:
+    total = count_nouns(found.num_evaluation, f"evaluation {found.unit}")
+    percent = f"{100 * found.fraction:.0f} %"
+    reason = f"{len(found.leaks):,} of {total} ({percent}) also occur in the training data, {listed}.{without}"
+    if facts.recipe.data.valid and found.num_exact >= near:
         return facts.advise(
             "leakage",
             "Keep the evaluation records out of the training data: hold out a fraction of it, split by content",
@@ -49,9 +49,12 @@ def advise_leakage(facts: Facts) -> Advice | None:
             "data.valid=",
             "data.valid_fraction=0.1",
         )
+    if found.fraction > MAX_REMOVED:
+        reason += " The texts look alike, as if made from a template: the score says little about other texts."
+        return Advice("leakage", "Evaluate on texts that differ from the training data", reason)
     return Advice(
         "leakage",
-        "Remove the listed records from the training data or from the evaluation data",
+        f"Remove the leaked {found.unit}s from the training data or from the evaluation data",
         reason,
         command=f"qkv report {shlex.quote(facts.run)} --json",
     )
@@ -73,7 +76,7 @@ def advise_labels(facts: Facts) -> Advice | None:
         return None
     return Advice(
         "labels",
-        "Check the labels: read the listed records, and correct the files",
+        "Check the labels of suspect records, and correct the files",
         " ".join(reasons),
         command=f"qkv report {shlex.quote(facts.run)} --json",
     )
@@ -168,7 +171,7 @@ def advise_evaluation(facts: Facts) -> Advice | None:
     width = to_points(score.metric, high - low) / 2
     if width < WIDE_INTERVAL or score.num_records < score.num_usable:
         return None
-    reason = f"With {score.num_records:,} records, the 95 % interval of the score is ±{width:.0f} points."
+    reason = f"With {count_nouns(score.num_records, 'record')}, the 95 % interval of the score is ±{width:.0f} points."
     fraction = facts.recipe.data.valid_fraction
     if facts.recipe.data.valid or not fraction or fraction >= MAX_VALID_FRACTION:
         return Advice("few_records", "Evaluate on more records", reason)
@@ -184,8 +187,3 @@ def describe_gain(curve: LearningCurve) -> str:
     """
     gain, low, high = (to_points(curve.metric, one) for one in (curve.gain, *curve.interval))
     return f"{gain:+.1f} points (between {low:+.1f} and {high:+.1f})"
-
-
-def name_metric(metric: str) -> str:
-    """A metric in a sentence."""
-    return {"bleu": "BLEU", "f1": "F1", "micro_f1": "micro F1"}.get(metric, metric.replace("_", " "))

@@ -4,11 +4,13 @@ import shlex
 
 from qkv.inside.doctor import Finding
 from qkv.tasks.report.facts import Advice, Facts, capitalise, list_files
-from qkv.tasks.report.score import format_score
+from qkv.tasks.report.score import format_score, name_metric, to_points
 
 GAP_POINTS = 8.0  # between the scores on training and validation data
-SMALL_MODEL = 0.9  # a lower score on the training data shows that the model is too small
+UNDERFITTED = 90.0  # points; a lower score on the training data shows that the model is too small or hardly trained
 MIN_EPOCHS = 2.0  # if the model has seen its training data less often, it was not too small but trained too briefly
+MIN_METRIC_GAIN = 2.0  # points in the last quarter of the training that are worth a longer run
+MAX_DROPOUT, DROPOUT_STEP = 0.5, 0.1
 PRETRAINED = "sentence-transformers/all-MiniLM-L6-v2"
 INIT_TASKS = {
     "classification": "classify",
@@ -27,7 +29,7 @@ def advise_lr(facts: Facts) -> Advice | None:
         return None
     reason = f"{capitalise(facts.fit.summary)}." if facts.fit.verdict in ("diverged", "stalled") else ""
     if facts.same_output:
-        reason += f" The model predicts the same for {100 * facts.same_output:.0f} % of the records."
+        reason += f" {describe_same_output(facts)}"
     best = best_lr(check) if check is not None and check.status in ("failed", "warning") else None
     if facts.fit.verdict == "diverged" and (best is None or best > lr):
         return facts.advise("lr_too_high", "Lower the learning rate", reason, f"train.lr={lr / 10:.3g}")
@@ -53,40 +55,54 @@ def advise_overfitting(facts: Facts) -> Advice | None:
         last = facts.metric_curve[-1][1]
         if last >= max(metric.values()) and facts.training_gap < GAP_POINTS:
             return None  # the loss rose because the model became too sure, but it is still getting better
-    dropout = facts.config.stack.dropout
-    overrides = [f"model.dropout={min(dropout + 0.1, 0.4):.1g}"]
-    if facts.recipe.train.final != "best":
-        overrides.append("train.final=best")
-    if not facts.recipe.train.patience:
-        overrides.append("train.patience=3")
     gap = ""
     if facts.training_gap >= GAP_POINTS and facts.score is not None:
         gap = f" The score is {facts.training_gap:.0f} points better on the training data."
-    return facts.advise(
-        "overfitting",
-        "Keep the best checkpoint, and use more dropout",
-        f"{capitalise(facts.fit.summary)}.{gap}",
-        *overrides,
-    )
+    reason = f"{capitalise(facts.fit.summary)}.{gap}"
+    stack, changes = facts.config.stack, {}
+    if facts.recipe.train.final != "best":
+        changes["keep the best checkpoint"] = ["train.final=best"]
+    if stack.dropout < MAX_DROPOUT:
+        changes["use more dropout"] = [f"model.dropout={min(stack.dropout + DROPOUT_STEP, MAX_DROPOUT):.2g}"]
+    elif facts.is_trained_from_scratch and stack.layers > 1:
+        changes["use a smaller model"] = [f"model.layers={stack.layers // 2}"]
+    if not changes:
+        return Advice("overfitting", "Add training data: the recipe already limits overfitting", reason)
+    overrides = [one for several in changes.values() for one in several]
+    if not facts.recipe.train.patience:
+        overrides.append("train.patience=3")
+    return facts.advise("overfitting", capitalise(", and ".join(changes)), reason, *overrides)
 
 
 def advise_underfitting(facts: Facts) -> Advice | None:
-    """A run whose validation loss still falls is too short; a model that settles below a baseline is too small."""
+    """A run that was still improving, or is not better than a baseline, is too short, or the model is too small."""
     has_passed = facts.fit.verdict == "improving" if facts.lr_check is None else facts.lr_check.status == "ok"
     is_slow = facts.has_not_learned and facts.fit.verdict != "diverged" and has_passed
-    if facts.is_nearly_perfect or (facts.has_not_learned and not is_slow):
+    is_other = (facts.has_not_learned and not is_slow) or advise_overfitting(facts) is not None
+    if facts.is_nearly_perfect or is_other:
         return None
-    if facts.fit.verdict == "improving" or is_slow:
-        return facts.advise(
-            "underfitting", "Train longer", f"{capitalise(facts.fit.summary)}.", *facts.budget_overrides
+    if facts.fit.verdict in ("improving", "stalled"):
+        return advise_longer(facts, f"{capitalise(facts.fit.summary)}.")
+    if is_slow:
+        return advise_longer(facts, describe_same_output(facts))
+    score = facts.score
+    if score is None or facts.training_gap >= GAP_POINTS:
+        return None
+    metric, own = score.metric, format_score(score.metric, score.model.value)
+    low, high = score.model.interval or (score.model.value, score.model.value)
+    if to_points(metric, facts.late_metric_gain) >= max(MIN_METRIC_GAIN, to_points(metric, high - low) / 2):
+        gain = to_points(metric, facts.late_metric_gain)
+        reason = (
+            f"{capitalise(name_metric(metric))} still rose by {gain:.0f} points in the last quarter of the training."
         )
-    if facts.fit.verdict != "settled" or not facts.is_below_baseline or not facts.is_trained_from_scratch:
+        return advise_longer(facts, reason)
+    if score.training is None or to_points(metric, score.training.value) >= UNDERFITTED or not facts.is_at_baseline:
         return None
+    reached = format_score(metric, score.training.value)
     is_cut = facts.data is not None and facts.data.truncated + facts.data.skipped > 0
-    training = None if facts.score is None or facts.epochs < MIN_EPOCHS else facts.score.training
-    if training is not None and training.value < SMALL_MODEL and facts.training_gap < GAP_POINTS and not is_cut:
-        assert facts.score is not None
-        stack, reached = facts.config.stack, format_score(facts.score.metric, training.value)
+    has_settled = facts.fit.verdict == "settled" and facts.epochs >= MIN_EPOCHS and not is_cut
+    if facts.is_below_baseline and facts.is_trained_from_scratch and has_settled:
+        stack = facts.config.stack
         return facts.advise(
             "too_small",
             "Use a larger model",
@@ -95,7 +111,20 @@ def advise_underfitting(facts: Facts) -> Advice | None:
             f"model.width={2 * stack.width}",
             f"model.layers={stack.layers + 2}",
         )
-    return None
+    assert score.best_baseline is not None
+    best = f"the baseline ({score.best_baseline.name}) reaches {format_score(metric, score.best_baseline.value)}"
+    reason = f"The model has learned little: {name_metric(metric)} is {own}, on the training data {reached}; {best}."
+    return advise_longer(facts, reason)
+
+
+def advise_longer(facts: Facts, reason: str) -> Advice:
+    """Twice the budget."""
+    return facts.advise("underfitting", "Train longer", reason, *facts.budget_overrides)
+
+
+def describe_same_output(facts: Facts) -> str:
+    """A sentence on a model whose predictions are equal."""
+    return f"The model predicts the same for {100 * facts.same_output:.0f} % of the records."
 
 
 def advise_pretrained(facts: Facts) -> Advice | None:
@@ -116,7 +145,7 @@ def advise_pretrained(facts: Facts) -> Advice | None:
 def advise_baseline(facts: Facts) -> Advice | None:
     """A model that a simple baseline beats has learned too little."""
     reason = compare_with_baseline(facts)
-    if not reason or facts.has_not_learned or facts.fit.verdict == "improving" or advise_pretrained(facts) is not None:
+    if not reason or facts.has_not_learned or any(rule(facts) for rule in (advise_underfitting, advise_pretrained)):
         return None  # other advice says what to do
     title = "Train longer: the model is worse than a simple baseline"
     return facts.advise("baseline", title, reason, *facts.budget_overrides)
@@ -139,7 +168,7 @@ def best_lr(check: Finding) -> float | None:
 
 def init_command(facts: Facts, checkpoint: str) -> str:
     """The commands that write a recipe for the data of the run, to fine-tune a checkpoint, and train it."""
-    data, recipe = facts.recipe.data, f"{facts.run}-2.toml"
+    data, recipe = facts.recipe.data, f"{facts.new_run}.toml"
     if not data.train:  # a mixture, which `qkv init` does not write
         return ""
     words = ["qkv", "init", INIT_TASKS[facts.recipe.objective.kind], *list_files(data.train)]
@@ -149,4 +178,4 @@ def init_command(facts: Facts, checkpoint: str) -> str:
     words += ["--format", data.format] if data.format else []
     words += ["--records-key", data.records_key] if data.records_key else []
     words += ["--from", checkpoint, "--out", recipe]
-    return f"{shlex.join(words)} && {shlex.join(['qkv', 'train', recipe])}"
+    return f"{shlex.join(words)} && {shlex.join(['qkv', 'train', recipe, f'run={facts.new_run}'])}"

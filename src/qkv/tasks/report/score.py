@@ -70,6 +70,7 @@ class ScoreReport:
     classes: dict[str, Any] = field(default_factory=dict)  # precision, recall, f1 and counts of each class
     confusion: dict[str, dict[str, int]] = field(default_factory=dict)  # expected class → predicted class → count
     lengths: tuple[LengthGroup, ...] = ()
+    unit: str = "record"  # what was evaluated
 
     @property
     def best_baseline(self) -> Measured | None:
@@ -204,3 +205,8 @@ def format_score(metric: str, value: float) -> str:
 def to_points(metric: str, difference: float) -> float:
     """A difference of scores in points: one BLEU, or one percent."""
     return difference * POINTS.get(metric, 100.0)
+
+
+def name_metric(metric: str) -> str:
+    """A metric in a sentence."""
+    return {"bleu": "BLEU", "f1": "F1", "micro_f1": "micro F1"}.get(metric, metric.replace("_", " "))
