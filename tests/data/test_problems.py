@@ -39,9 +39,12 @@ def test_the_summary_is_plain_json_and_can_be_merged():
 
 def test_notes_do_not_count_as_invalid():
     problems = Problems(max_invalid_fraction=0)
+    problems.num_seen = 9
+    assert str(problems.summary()) == "all records can be used"
     problems.note("blank line", FileLocation("a.txt", 1), "left out", count=5)
     problems.finish()
     assert problems.num_invalid == 0
+    assert str(problems.summary()) == "blank line: 5 in a.txt, handled\n  a.txt:1: left out"
 
 
 def test_a_stricter_run_refuses_what_a_lenient_one_accepted():

@@ -86,7 +86,10 @@ def test_models_lists_the_box_and_the_runs(boxed, capsys):
     (run / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
     (Path("runs/damaged")).mkdir()
     (Path("runs/damaged") / "recipe.toml").write_text("[objective\n")
-    (Path("runs/damaged") / "env.json").write_text("{}")
+    (Path("runs/damaged") / "checkpoints/step-7").mkdir(parents=True)
+    (Path("runs/failed")).mkdir()  # in the preparation, before the first step
+    (Path("runs/failed") / "recipe.toml").write_text('[objective]\nkind = "causal_lm"\n')
+    (Path("runs/failed") / ".lock.json").write_text("{}")
     upper, mine, damaged = list_models()
     assert (upper.name, upper.task, upper.scores, upper.licence) == (
         "upper",

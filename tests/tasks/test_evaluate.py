@@ -8,6 +8,7 @@ import torch
 from task_models import decoder, encoder, parts_of, records, seq2seq, weights
 
 import qkv
+from qkv.data import Problems
 from qkv.errors import UsageError
 from qkv.models.tables import presets
 from qkv.tasks.evaluate import TASKS, evaluate, find_task, main_metric, run
@@ -115,6 +116,17 @@ def test_wrong_options_and_texts_are_named() -> None:
     bare = qkv.Model(made.config, made.network)
     with pytest.raises(UsageError, match="no tokenizer"):
         bare.run("fox")
+
+
+def test_labels_of_an_evaluation_are_read_as_in_training(tmp_path: Path) -> None:
+    rows = ['{"text": "no label"}', '{"text": "fox", "label": " a"}', '{"text": "dog", "label": ""}']
+    (tmp_path / "test.jsonl").write_text("\n".join([*rows, '{"text": "fox", "label": "b "}']), encoding="utf-8")
+    problems = Problems(max_invalid_fraction=1)
+    found = load_records(TASKS["classify"], tmp_path / "test.jsonl", problems=problems)
+    assert [record.fields["label"] for record in found] == ["a", "b"]
+    assert {name: one.count for name, one in problems.categories.items()} == {"missing field": 1, "no label": 1}
+    result = evaluate(*parts_of(encoder(qkv.HeadConfig(kind="classify", labels=("a", "b")))), found)
+    assert (result.num_records, result.notes) == (2, ())
 
 
 def test_files_of_an_evaluation_are_texts_or_paths(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from prepare_samples import KINDS, sample_files
 
 import qkv
 from qkv.blocks import HeadConfig
-from qkv.errors import UsageError
+from qkv.errors import QkvError, UsageError
 from qkv.models.tables.presets import find_preset
 from qkv.store.huggingface import find_hf_target
 from qkv.store.sentence_transformers import find_transformer_target
@@ -149,7 +149,7 @@ def test_a_classifier_of_little_data_does_not_memorise_it(folder: Path, tmp_path
     file = tmp_path / "reviews.csv"
 
     def recipe(num_lines: int) -> Recipe:
-        file.write_text("text,label\n" + "a text that has a label,yes\n" * num_lines, encoding="utf-8")
+        file.write_text("text,label\n" + "a text that has a label,yes\nnone,no\n" * (num_lines // 2), encoding="utf-8")
         return loads(starter_recipe("classify", [str(file)], machine=LAPTOP, minutes=60))
 
     tiny, little, much = recipe(20), recipe(20_000), recipe(200_000)
@@ -270,6 +270,39 @@ def test_columns_of_real_tables_are_recognised_or_guessed_by_their_values(tmp_pa
     assert (embed.columns["score"], embed.max_score) == ("relatedness_score", 5.0)
     table.write_text(rows)
     assert loads(starter_recipe("classify", [str(table)])).data.columns == {"text": "1", "label": "4"}
+
+
+def test_a_first_record_without_a_label_is_no_reason_to_refuse_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "some.jsonl"
+    rows = "".join(f'{{"review": "a long text {n}", "mood": "{"ab"[n % 2]}"}}\n' for n in range(20))
+    file.write_text('{"review": "no mood"}\n' + rows)
+    columns = loads(starter_recipe("classify", [str(file)])).data.columns
+    assert columns == {"text": "review", "label": "mood"}
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "text", "message"),
+    [
+        ("tag", "a.csv", "text,label\nAnna sleeps,x\nBen runs,y\n", r"needs a list of words and a list of tags"),
+        ("tag", "a.jsonl", '{"tokens": "Anna sleeps", "tags": "B-PER O"}\n', r"give a CoNLL file .* or JSON Lines"),
+        ("classify", "a.csv", "text,label\n" + "so it is,x\n" * 9, r"all labels are x, .* at least two classes"),
+        ("classify", "b.jsonl", '{"text": "so", "label": ""}\n' * 9, r"(?s)no usable records.*the label is empty"),
+    ],
+)
+def test_init_refuses_data_that_training_would_refuse(
+    task: str, name: str, text: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(QkvError, match=message):
+        starter_recipe(task, [str(tmp_path / name)])
+
+
+def test_init_accepts_labels_and_tags_of_every_usable_type(tmp_path: Path) -> None:
+    (tmp_path / "truth.jsonl").write_text('{"text": "a", "label": true}\n{"text": "b", "label": false}\n')
+    (tmp_path / "tags.jsonl").write_text('{"tokens": ["Anna", "runs"], "tags": ["B-PER", "O"]}\n')
+    (tmp_path / "sorted.csv").write_text("text,label\n" + "one,x\n" * 200 + "two,y\n" * 200)
+    for task, name in (("classify", "truth.jsonl"), ("tag", "tags.jsonl"), ("classify", "sorted.csv")):
+        assert starter_recipe(task, [str(tmp_path / name)])
 
 
 def test_a_table_in_a_text_file_says_how_to_read_it_as_text(tmp_path: Path) -> None:

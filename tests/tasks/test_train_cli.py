@@ -129,7 +129,8 @@ def test_looking_first_trains_nothing(here: Path, capsys: pytest.CaptureFixture[
 def test_of_records_that_name_their_fields_no_first_line_is_told(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (here / "reviews.jsonl").write_text('{"review": "a fine one", "stars": "good"}\n' * 20, encoding="utf-8")
+    rows = '{"review": "a fine one", "stars": "good"}\n{"review": "not so fine", "stars": "bad"}\n' * 10
+    (here / "reviews.jsonl").write_text(rows, encoding="utf-8")
     out, _ = said(capsys, ["init", "classify", "reviews.jsonl"])
     assert "(columns: text = review, label = stars); next" in out
 
@@ -264,7 +265,7 @@ def test_a_key_a_format_and_columns_are_the_same_for_all_commands(
     assert json.loads(said(capsys, ["data", "two.json", *reading, "--json"])[0])["examples"] == 40
     said(capsys, ["train", "classify.toml", "run=k", *SHORT])
     assert json.loads(said(capsys, ["eval", "k", "two.json", *reading, "--json"])[0])["records"] == 40
-    (here / "table").write_text("review\tstars\n" + "so it is\t1\n" * 40, encoding="utf-8")
+    (here / "table").write_text("review\tstars\n" + "so it is\t1\nis it so\t2\n" * 20, encoding="utf-8")
     arguments = ["init", "classify", "table", "--format", "tsv", "--out", "t.toml", *reading[2:]]
     said(capsys, arguments)
     assert tomllib.loads((here / "t.toml").read_text())["data"]["format"] == "tsv"

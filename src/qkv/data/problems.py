@@ -15,6 +15,7 @@ list all problems.
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from textwrap import indent
 from typing import Any, Literal
 
 from qkv.data.records import FileLocation
@@ -83,21 +84,30 @@ class ProblemSummary:
         return {**asdict(self), "invalid_fraction": self.invalid_fraction}
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
+        if not self.categories:
+            return "all records can be used" if self.num_seen else ""
+        listed = self.describe_categories()
+        if not self.num_invalid:
+            return listed
         limit = f"; the limit is {_format_percent(self.max_invalid_fraction)}" if self.max_invalid_fraction < 1 else ""
-        fraction = f" ({_format_percent(self.invalid_fraction)}{limit})" if self.num_invalid else ""
-        yield f"{self.num_invalid:,} of {self.num_seen:,} records could not be used{fraction}"
+        fraction = f"{_format_percent(self.invalid_fraction)}{limit}"
+        unused = f"{self.num_invalid:,} of {self.num_seen:,} records could not be used ({fraction})"
+        return f"{unused}\n{indent(listed, '  ')}"
+
+    def describe_categories(self) -> str:
+        """The problems of each category, the most severe first."""
+        return "\n".join(self._category_lines())
+
+    def _category_lines(self) -> Iterator[str]:
         for category in self.categories:
             files = category.files
             where = f"in {len(files):,} files" if len(files) > 1 else f"in {next(iter(files))}"
             is_note = category.severity == "note"
-            yield f"  {category.category}: {category.count:,} {where}{', handled' if is_note else ''}"
+            yield f"{category.category}: {category.count:,} {where}{', handled' if is_note else ''}"
             shown = category.samples[:1] if is_note else category.samples
-            yield from (f"    {sample}: {sample.reason}" for sample in shown)
+            yield from (f"  {sample}: {sample.reason}" for sample in shown)
             if not is_note and category.count > len(shown):
-                yield f"    … and {category.count - len(shown):,} more"
+                yield f"  … and {category.count - len(shown):,} more"
 
 
 class Problems:
@@ -139,6 +149,11 @@ class Problems:
     def note(self, category: str, location: FileLocation, reason: str, count: int = 1) -> None:
         """Report something unusual that was handled without loss."""
         self._add(category, "note", location, reason, count)
+
+    def note_empty_file(self, location: FileLocation) -> None:
+        """Report an empty file, unless it has been reported as broken: then it only seems to be empty."""
+        if not any(one.severity == "broken" and location.file in one.files for one in self.categories.values()):
+            self.note("empty file", location, "the file is empty")
 
     def broken_file(self, category: str, location: FileLocation, reason: str) -> None:
         """Report a file whose rest cannot be read, so that an unknown number of records is lost."""

@@ -34,7 +34,8 @@ def list_models(runs: Path = Path("runs")) -> list[ListedModel]:
     """The models in the box, and the runs in the folder `runs`."""
     found = [box_model(name, folder) for name, folder in box_folders().items()]
     folders = sorted(path for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
-    return found + [run_model(RunFolder(folder)) for folder in folders if RunFolder(folder).is_run]
+    # A run that failed before its first step has nothing to use or to resume.
+    return found + [run_model(RunFolder(folder)) for folder in folders if RunFolder(folder).has_progress]
 
 
 def box_model(name: str, folder: Path) -> ListedModel:

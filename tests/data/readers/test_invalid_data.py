@@ -148,6 +148,22 @@ def test_a_carriage_return_inside_a_line_is_kept_and_noted(tmp_path):
     assert counts(problems) == {"CR LF line ends": 1, "CR inside a line": 1}
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_carriage_returns_end_the_lines_of_a_file_without_line_feeds(tmp_path, encoding):
+    """Old Macs wrote such files."""
+    data = 'text,label\r"one, or two",a\rthree,b\r'.encode(encoding)
+    rows, problems = met(write(tmp_path, "a.csv", data), encoding=encoding)
+    assert rows == [{"text": "one, or two", "label": "a"}, {"text": "three", "label": "b"}]
+    assert counts(problems) == {"CR line ends": 1}
+    assert met(write(tmp_path, "a.txt", "one\r"))[0] == [{"text": "one"}]
+
+
+def test_a_carriage_return_outside_quotes_has_our_message(tmp_path):
+    rows, problems = met(write(tmp_path, "a.csv", 'text,label\n"one",a\rb\n"two",c\n'))
+    assert rows == [{"text": "two", "label": "c"}]
+    assert "a.csv:2: a carriage return outside quotes" in str(problems.summary())
+
+
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
 def test_utf16_without_a_mark(tmp_path, encoding):
     texts, problems = met(write(tmp_path, "a.txt", "hello there\nand more\n".encode(encoding)))
@@ -356,6 +372,16 @@ def test_a_damaged_gzip(tmp_path):
 def test_something_else_called_gzip(tmp_path):
     with pytest.raises(TooManyProblems, match="the name says gzip, but the content is not gzip"):
         fields_of(write(tmp_path, "a.txt.gz", "<html>404 not found</html>\n"), problems=Problems())
+
+
+@pytest.mark.parametrize("name", ["a.csv.gz", "a.json.gz"])
+def test_a_plain_file_called_gzip_is_not_also_called_empty(tmp_path, name):
+    with pytest.raises(
+        QkvError, match=r"the content is not gzip; if it is plain, rename it to a\.(csv|json)$"
+    ) as error:
+        met(write(tmp_path, name, "text,label\nx,y\n"))
+    assert "could not be used" not in str(error.value)
+    assert "empty" not in str(error.value)
 
 
 def test_a_zstd_that_ends_early(tmp_path):

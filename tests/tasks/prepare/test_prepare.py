@@ -359,6 +359,25 @@ def test_an_empty_label_is_no_class(tmp_path: Path) -> None:
     assert any("gaps.csv:302: the label is empty" in note for note in prepared.notes)
 
 
+def test_stray_spaces_and_types_of_labels_make_no_classes(tmp_path: Path) -> None:
+    labels = [("1", " 1", 1, 1.0)[n // 2 % 4] if n % 2 else False for n in range(80)]
+    rows = [{"text": f"text {n}", "label": label} for n, label in enumerate(labels)]
+    (tmp_path / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prepared = prepare(sample_recipe(tmp_path, "classification", "mixed.jsonl"))
+    assert prepared.labels == ("1", "false")
+    assert prepared.problems.num_invalid == 0
+    assert {record.fields["label"] for record in prepared.valid_records} == {"1", "false"}
+
+
+def test_data_of_which_nothing_can_be_used_is_counted_without_what_is_held_out(tmp_path: Path) -> None:
+    """The held-out records are not checked, so the number of records is no total."""
+    rows = [{"tokens": f"not a list {n}", "tags": "ab"[n % 2]} for n in range(100)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(QkvError, match=r"no record can be used for training:\nwrong type: \d+ in") as error:
+        prepare(sample_recipe(tmp_path, "tagging", "texts.jsonl"))
+    assert "of 100 records" not in str(error.value)
+
+
 def test_held_out_labels_that_training_never_saw_are_told(tmp_path: Path) -> None:
     rows = [f"text {n},{'yes' if n % 2 else 'no'}" for n in range(300)]
     file = tmp_path / "rare.csv"

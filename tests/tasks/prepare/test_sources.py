@@ -89,6 +89,18 @@ def test_a_record_without_a_field_is_counted_and_not_split_on(tmp_path: Path) ->
     assert problems.num_invalid == 2 * 3  # each side reads all of the file
 
 
+def test_columns_are_those_of_most_records_and_not_of_the_first_alone(tmp_path: Path) -> None:
+    first = ['{"text": "no label"}', '{"text": "a pair", "second": "b", "label": "x"}']
+    others = ['{"text": "a", "label": "x"}', '{"text": "b", "label": "y"}'] * 5
+    (tmp_path / "some.jsonl").write_text("\n".join([*first, *others]))
+    sources = open_sources(sample_recipe(tmp_path, "classification", "some.jsonl", data={"valid_fraction": 0.0}))
+    (part,) = sources.train.values()
+    assert part.fields == {"text", "label"}, "an optional field of one record would lose all others"
+    problems = Problems(max_invalid_fraction=1)
+    assert len(list(part.records(problems))) == 11
+    assert "some.jsonl:1: no field 'label'" in str(problems.summary())
+
+
 def records_or_none(part: object, problems: Problems) -> list[Record]:
     """The records of a side, which may be empty: three copies of one record are all on the same side."""
     from qkv.errors import QkvError

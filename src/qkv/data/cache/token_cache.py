@@ -188,9 +188,9 @@ def _build(
     """Build a cache. The caller must hold the lock."""
     with building_folder(folder) as building:
         meta = write_token_cache(building, records, encode, problems, workers, progress)
+        if not meta["examples"]:  # without the fraction, which counts the records on the other side of a split
+            raise QkvError(f"no record can be used for training:\n{problems.summary().describe_categories()}")
         problems.finish()
-        if not meta["examples"]:
-            raise QkvError(f"no record can be used for training: {problems.summary()}")
         key = {"content": content, "encode": encode.fingerprint, "order": list(encode.fields)}
         write_meta(building, {**meta, **key, "problems": problems.summary().to_dict()})
     return TokenCache.open(folder)

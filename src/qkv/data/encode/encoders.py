@@ -8,17 +8,19 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from math import isfinite
 from typing import Any, TypeVar
 
 from qkv.data.encode.align import char_span_to_tokens, first_nonspace_character, sentence_starts, word_indices
+from qkv.data.labels import LABEL_TYPES, label_text
 from qkv.data.objectives.base import IGNORE_INDEX, check_choice
 from qkv.data.problems import InvalidRecord
 from qkv.data.records import Record
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.text import Tokenizer
 
-VERSION = 1  # part of every fingerprint; increase it when an encoder gives other integers for the same record
+VERSION = 2  # part of every fingerprint; increase it when an encoder gives other integers for the same record
 EncodedFields = dict[str, Any]
 Encoded = TypeVar("Encoded")
 
@@ -33,9 +35,9 @@ def get_field(record: Record, name: str, types: type | tuple[type, ...] = str) -
     """Return a field of a record; raises `InvalidRecord` if the field is missing or has another type."""
     if name not in record.fields:
         raise InvalidRecord(f"no field {name!r}; {suggest_name(name, record.fields)}", "missing field")
-    value = record.fields[name]
-    if not isinstance(value, types) or isinstance(value, bool):
-        expected = " or ".join(one.__name__ for one in (types if isinstance(types, tuple) else (types,)))
+    value, allowed = record.fields[name], types if isinstance(types, tuple) else (types,)
+    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+        expected = " or ".join(one.__name__ for one in allowed)
         raise InvalidRecord(f"the field {name!r} must be {expected}, not {type(value).__name__}", "wrong type")
     return value
 
@@ -165,17 +167,15 @@ class EncodeClass(EncodeTexts):
     def other_fields(self, record: Record) -> EncodedFields:
         """The id of the label, the ids of all labels, or the score."""
         if self.label and self.multi_label:
-            value = get_field(record, self.label, (list, str, int))
-            names = value if isinstance(value, list) else [value]
-            return {"labels": sorted({self.find_class(str(name)) for name in names})}
+            value = get_field(record, self.label, (list, *LABEL_TYPES))
+            labels = value if isinstance(value, list) else [value]
+            return {"labels": sorted({self.find_class(label_text(one, self.label)) for one in labels})}
         if self.label:
-            return {"label": self.find_class(str(get_field(record, self.label, (str, int))))}
+            return {"label": self.find_class(label_text(get_field(record, self.label, LABEL_TYPES), self.label))}
         return {"score": parse_number(record, self.score) / self.max_score} if self.score else {}
 
     def find_class(self, name: str) -> int:
         """The id of a class; raises `InvalidRecord` for an unknown one."""
-        if not name.strip():
-            raise InvalidRecord(f"the {self.label} is empty", "no label")
         if name == self.out_of_scope:
             raise InvalidRecord(f"the {self.label} is {name!r}: not trained on", "out of scope", is_expected=True)
         if name not in self.class_ids:
@@ -197,7 +197,7 @@ def parse_number(record: Record, name: str) -> float:
 
 
 def find_classes(records: Iterable[Record], name: str) -> tuple[str, ...]:
-    """All distinct labels or tags in a field, sorted. Empty labels are ignored.
+    """All distinct labels or tags in a field, sorted. Records with an invalid label are ignored.
 
     >>> from qkv.data.records import FileLocation
     >>> find_classes([Record({"label": name}, FileLocation("x")) for name in ("no", "yes", "no")], "label")
@@ -206,10 +206,8 @@ def find_classes(records: Iterable[Record], name: str) -> tuple[str, ...]:
     classes: set[str] = set()
     for record in records:
         value = record.fields.get(name, [])
-        if isinstance(value, list):
-            classes.update(map(str, value))
-        elif str(value).strip():
-            classes.add(str(value))
+        with suppress(InvalidRecord):
+            classes.update([label_text(one) for one in (value if isinstance(value, list) else [value])])
     return tuple(sorted(classes))
 
 
@@ -287,14 +285,15 @@ class EncodeTags(EncodeOneByOne):
 
     def encode_one(self, record: Record) -> EncodedFields:
         """Encode one sentence."""
-        words, tags = get_field(record, self.words, list), get_field(record, self.tags, list)
+        words = get_field(record, self.words, list)
+        tags = [label_text(tag, "tag") for tag in get_field(record, self.tags, list)]
         if len(words) != len(tags):
             raise InvalidRecord(
                 f"the field {self.words!r} has {len(words)} entries, but {self.tags!r} has {len(tags)}", "uneven lists"
             )
-        unknown = [tag for tag in tags if str(tag) not in self.class_ids]
+        unknown = [tag for tag in tags if tag not in self.class_ids]
         if unknown:
-            hint = suggest_name(str(unknown[0]), self.classes[:50])
+            hint = suggest_name(unknown[0], self.classes[:50])
             raise InvalidRecord(f"the tag {unknown[0]!r} is not one of the classes; {hint}", "unknown class")
         text = " ".join(map(str, words))
         ids, offsets = self.tokenizer.encode_with_offsets(text)
@@ -303,7 +302,7 @@ class EncodeTags(EncodeOneByOne):
         for offset in offsets:
             character = first_nonspace_character(text, offset)
             word = word_at[character]
-            label = self.class_ids[str(tags[word])]
+            label = self.class_ids[tags[word]]
             if text[character : character + 1].isspace() or (word == previous_word and self.label_subwords == "first"):
                 label = IGNORE_INDEX
             elif word == previous_word:

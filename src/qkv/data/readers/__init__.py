@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from qkv.data.labels import clean_labels
 from qkv.data.problems import Problems
 from qkv.data.readers.aligned import read_aligned
 from qkv.data.readers.columns import ColumnChoice, normalize_columns
@@ -51,7 +52,7 @@ class DataFiles:
     """The user's files and how to read them.
 
     `paths` is a file, a glob, a folder, a list of these, or a mapping of field → file for line-aligned files. Each
-    file's extension gives its format unless `format` does.
+    file's extension gives its format unless `format` does. The labels in `class_field` become the names of classes.
 
     >>> DataFiles({"source": "train.en", "target": "train.fr"})           # doctest: +SKIP
     >>> DataFiles.from_options("tweets/*.csv.gz", columns={"text": "tweet", "label": "mood"})      # doctest: +SKIP
@@ -60,6 +61,7 @@ class DataFiles:
     paths: PathsArgument
     format: str | None = None
     options: ReadOptions = field(default_factory=ReadOptions)
+    class_field: str = ""
 
     @classmethod
     def from_options(cls, paths: PathsArgument, format: str | None = None, **options: Any) -> "DataFiles":
@@ -102,12 +104,13 @@ class DataFiles:
                 progress(done, total)
 
         context = ReadContext(self.options, problems, on_bytes)
+        records = chain.from_iterable(FORMATS[group.format](group, context) for group in groups)
         record = None
-        for record in chain.from_iterable(FORMATS[group.format](group, context) for group in groups):
+        for record in clean_labels(records, self.class_field, problems) if self.class_field else records:
             yield record
         problems.finish()
         if record is None:
-            raise QkvError(f"no usable records in {self.describe_paths()}\n{problems.summary()}")
+            raise QkvError(f"no usable records in {self.describe_paths()}\n{problems.summary()}".rstrip())
 
     def describe_paths(self) -> str:
         """The paths, for a message."""
@@ -122,7 +125,8 @@ class DataFiles:
             else:
                 hashes = [hash_file(path) for path in group.paths]
             groups.append([group.format, group.fields, hashes])
-        return {"groups": groups, "options": asdict(self.options)}
+        labels = {"class_field": self.class_field} if self.class_field else {}
+        return {"groups": groups, "options": asdict(self.options), **labels}
 
 
 def read(

@@ -5,6 +5,7 @@ keeps the names. Without a choice every column becomes a field. For a name that 
 names that do.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -236,6 +237,17 @@ def nested_names(row: dict[str, Any]) -> list[str]:
         else:
             names.append(key)
     return names
+
+
+def common_names(records: Sequence[Record]) -> list[str]:
+    """The names of the columns that at least half of the records have, or of all columns if there is none.
+
+    >>> rows = [{"id": 1}, {"id": 2, "text": "a"}, {"id": 3, "text": "b", "note": "c"}]
+    >>> common_names([Record(row, FileLocation("train.jsonl")) for row in rows])
+    ['id', 'text']
+    """
+    counts = Counter(name for record in records for name in nested_names(record.fields))
+    return [name for name, count in counts.items() if 2 * count >= len(records)] or list(counts)
 
 
 def _as_index(column: str | int) -> int | None:

@@ -51,7 +51,8 @@ def read_blocks(path: Path, context: ReadContext) -> Iterator[bytes]:
             raw.seek(0)
             expected = COMPRESSION_BY_EXTENSION.get(path.suffix.lower())
             if expected and compression is None and path.stat().st_size:
-                raise _DamagedFile("not compressed", f"the name says {expected}, but the content is not {expected}")
+                reason = f"the name says {expected}, but the content is not {expected}; if it is plain, rename it to "
+                raise _DamagedFile("not compressed", f"{reason}{path.stem}")
             if compression is None:
                 blocks = _raw_blocks(raw, size, context.on_bytes)
             else:

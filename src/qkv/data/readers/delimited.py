@@ -136,6 +136,8 @@ def _parse_quoted_row(
         lines.push_back(more_lines)
         problems.num_seen += 1
         reason = "a quote that opens here is not closed" if "unexpected end" in str(error) else str(error)
+        if "new-line" in reason:
+            reason = "a carriage return outside quotes"
         problems.skip("bad quoting", location, reason)
         return None
     num_unusable = sum(text is None for _, text in more_lines)

@@ -45,7 +45,7 @@ def _parse_document(group: FileGroup, context: ReadContext) -> Any:
             return None
         blocks.append(block)
     if size == 0:
-        problems.note("empty file", location, "the file is empty")
+        problems.note_empty_file(location)
         return None
     try:
         return json.loads(b"".join(blocks).decode())

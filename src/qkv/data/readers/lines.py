@@ -1,9 +1,9 @@
 """The lines of a text file, decoded, one at a time.
 
-A line ends at LF or CR LF and nowhere else: `str.splitlines` would also split at form feeds and U+2028, which occur
-inside real sentences, and two aligned files would no longer match. UTF-8 is expected; a byte-order mark, or UTF-16
-without one, is recognised. Every other encoding is converted to UTF-8 first, so that one fast path splits and checks
-all files.
+A line ends at LF or CR LF, and at CR in a file without LF. It ends nowhere else: `str.splitlines` would also split at
+form feeds and U+2028, which occur inside real sentences, and two aligned files would no longer match. UTF-8 is
+expected; a byte-order mark, or UTF-16 without one, is recognised. Every other encoding is converted to UTF-8 first, so
+that one fast path splits and checks all files.
 """
 
 import codecs
@@ -74,7 +74,7 @@ def read_line_blocks(
     if num_crlf and report_crlf:
         problems.note("CR LF line ends", FileLocation(name), "Windows line ends were removed", num_crlf)
     if number == 1:
-        problems.note("empty file", FileLocation(name), "the file is empty")
+        problems.note_empty_file(FileLocation(name))
 
 
 def utf8_blocks(path: Path, context: ReadContext) -> Iterator[bytes]:
@@ -100,7 +100,19 @@ def utf8_blocks(path: Path, context: ReadContext) -> Iterator[bytes]:
             context.problems.note("UTF-16 without a mark", location, reason)
         codec = codec or utf16 or "utf-8"
     blocks = chain([first], blocks)
-    return blocks if codec == "utf-8" else _transcode(blocks, codec, context.options.limits.max_line_bytes)
+    if codec != "utf-8":
+        blocks = _transcode(blocks, codec, context.options.limits.max_line_bytes)
+    return _replace_cr_ends(blocks, location, context.problems)
+
+
+def _replace_cr_ends(blocks: Iterator[bytes], location: FileLocation, problems: Problems) -> Iterator[bytes]:
+    """Replace CR by LF if it ends the lines, as in files of old Macs: the first block has CR, but no LF."""
+    first = next(blocks, b"")
+    is_line_end = b"\r" in first[:-1] and b"\n" not in first  # the last byte may be half of a CR LF
+    if is_line_end:
+        problems.note("CR line ends", location, "carriage returns were read as line ends")
+    for block in chain([first], blocks):
+        yield block.replace(b"\r", b"\n") if is_line_end else block
 
 
 def _transcode(blocks: Iterator[bytes], encoding: str, max_line_bytes: int) -> Iterator[bytes]:

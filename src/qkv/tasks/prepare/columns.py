@@ -5,8 +5,9 @@ have these names. A recipe can assign columns in `data.columns`; otherwise colum
 column is recognised for a field, an error asks for it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
+from qkv.data import Problems
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.errors import UsageError, suggest_name
 
@@ -26,6 +27,16 @@ def check_columns(kind: str, columns: Mapping[str, str], where: str = "data.colu
     for name in columns:
         if name not in known:
             raise UsageError(f"{where}: {reader or kind} has no field {name!r}; {suggest_name(name, known)}")
+
+
+def check_num_classes(classes: Collection[str], data_name: str, problems: Problems) -> None:
+    """Raise an error if there are fewer than two classes to choose from."""
+    if len(classes) < 2:
+        invalid = f"\n{problems.summary()}" if problems.num_invalid else ""
+        raise UsageError(
+            f"{data_name}: all labels are {', '.join(classes) or 'missing'}, but a classifier needs at least two "
+            f"classes; if the label is in another column, name it in data.columns (qkv init: --columns){invalid}"
+        )
 
 
 def match_columns(kind: str, names: Iterable[str], data_name: str) -> dict[str, str]:

@@ -23,6 +23,7 @@ from qkv.errors import QkvError, UsageError
 from qkv.models import Config, Network
 from qkv.progress import OnStage
 from qkv.store.word_vectors import WordVectors
+from qkv.tasks.prepare.columns import check_num_classes
 from qkv.tasks.prepare.evaluation_check import check_evaluation
 from qkv.tasks.prepare.joined_examples import JoinedExamples
 from qkv.tasks.prepare.memory import check_fixed_memory
@@ -233,12 +234,8 @@ def _find_classes(
             f"{name}: {len(found):,} different values in {spec.class_field}, but at most "
             f"{MAX_CLASSES:,} classes are supported; is this the right column? Set data.columns to choose another"
         )
-    if len(found) < 2 and spec.head == "classify":
-        invalid = f"\n{problems.summary()}" if problems.num_invalid else ""
-        raise UsageError(
-            f"{name}: all labels are {', '.join(found) or 'missing'}, but a classifier needs at least two classes; set "
-            f"data.columns if label is another column{invalid}"
-        )
+    if spec.head == "classify":
+        check_num_classes(found, name, problems)
     return tuple(sorted(found)), multi_label and spec.head == "classify"
 
 

@@ -21,7 +21,7 @@ from qkv.data.cache.file_hashes import FileHashes
 from qkv.data.cache.token_cache import RecordEncoder, find_or_build
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.readers import ReadOptions
-from qkv.data.readers.columns import nested_names
+from qkv.data.readers.columns import MAX_RECORDS_SEARCHED, common_names
 from qkv.data.readers.find_files import FORMAT_BY_EXTENSION, format_extension, list_paths
 from qkv.data.readers.sniff import sniff_format
 from qkv.data.split import SplitName
@@ -182,7 +182,8 @@ def open_source(recipe: Recipe, data: DataSection, data_files: Any, split: DataS
     )
     if OBJECTIVES[kind].reads_documents:
         files = replace(files, options=replace(files.options, unit="document"))
-    return match_file_columns(kind, files)
+    source = match_file_columns(kind, files)
+    return replace(source, files=replace(source.files, class_field=OBJECTIVES[kind].class_field))
 
 
 def pair_text_files(kind: str, paths: Any) -> Any:
@@ -221,18 +222,19 @@ def load_dataset(name: str) -> BuiltinDataset:
 
 
 def match_file_columns(kind: str, files: DataFiles) -> FileSource:
-    """A source with columns matched to fields, by the user's choice or by the names in the first record."""
+    """A source with columns matched to fields, by the user's choice or by the names in the first records."""
     name = files.describe_paths()
     if files.options.columns is not None:
         return FileSource(files, frozenset(match_columns(kind, files.options.columns, name)))
     formats = {group.format for group in files.find_groups(Problems(max_invalid_fraction=1))}
-    first = next(files.records(Problems(max_invalid_fraction=1)))
+    max_records = 1 if "text" in formats else MAX_RECORDS_SEARCHED  # all records of a text have the same field
+    names = common_names(list(islice(files.records(Problems(max_invalid_fraction=1)), max_records)))
     aligned = OBJECTIVES[kind].aligned_fields
-    if formats == {"aligned"} and aligned and not isinstance(files.paths, Mapping) and len(first.fields) == 2:
-        columns = dict(zip(aligned, first.fields, strict=True))  # in the order in which the user gives the files
+    if formats == {"aligned"} and aligned and not isinstance(files.paths, Mapping) and len(names) == 2:
+        columns = dict(zip(aligned, names, strict=True))  # in the order in which the user gives the files
     else:
         try:
-            columns = match_columns(kind, nested_names(first.fields), name)
+            columns = match_columns(kind, names, name)
         except UsageError as error:
             is_text = all(format_extension(Path(path)) in (".txt", ".text") for path in list_paths(files.paths))
             hint = '. Its lines have tabs: to read it as plain text, write data.format = "text"'

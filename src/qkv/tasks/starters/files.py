@@ -7,21 +7,21 @@ from math import ceil
 from statistics import mean
 from typing import Any
 
-from qkv.data import DataFiles, Problems
+from qkv.data import DataFiles, Problems, find_classes
 from qkv.data.builtin import DATASETS
 from qkv.data.objectives.table import OBJECTIVES
-from qkv.data.readers.columns import get_nested, is_number, nested_names
+from qkv.data.readers.columns import MAX_RECORDS_SEARCHED, common_names, get_nested, is_number
 from qkv.data.readers.decompress import COMPRESSION_BY_EXTENSION
 from qkv.data.records import Record
 from qkv.errors import UsageError, suggest_name
-from qkv.tasks.prepare.columns import check_columns, field_names, match_columns
+from qkv.tasks.prepare.columns import check_columns, check_num_classes, field_names, match_columns
 from qkv.tasks.prepare.sources import open_source, pair_text_files
 from qkv.train.recipe.schema import DataSection, ObjectiveSection, Recipe
 
 EXAMPLE_BYTES = 2e7  # the assumed size of the data if the user gives no file
 MAX_SCORES = 100_000  # records whose scores are read to find the largest one
+MAX_LABELS = 100_000  # records whose labels are read to find two classes
 TEXT_COMPRESSION = 3  # text is about this many times as large as its compressed file
-INSPECTED_RECORDS = 100  # records from which the mean length of a text is computed
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def inspect_files(kind: str, files: Sequence[str] | Mapping[str, str], reading: 
         paths, reading.format or None, columns=chosen or None, records_key=reading.records_key or None
     )
     records = first_records(data)
-    names = nested_names(records[0].fields)
+    names = common_names(records)
     found = FileSummary({"train": paths}, total_bytes(data), is_given=True, reading=reading)
     try:
         matched = match_columns(kind, names, data.describe_paths())
@@ -70,6 +70,36 @@ def inspect_files(kind: str, files: Sequence[str] | Mapping[str, str], reading: 
     is_same = all(name == column for name, column in columns.items())
     chars = mean_characters(records, columns if chosen else columns.values())
     return replace(found, columns=None if is_same else columns, mean_chars=chars, max_score=max_score)
+
+
+def check_classes(kind: str, summary: FileSummary) -> None:
+    """Raise an error if a model cannot learn classes from the data: tags that are not lists, or a single label."""
+    spec = OBJECTIVES[kind]
+    if not spec.class_field:
+        return
+    section = replace(summary.reading, columns=summary.columns or {})
+    recipe = Recipe(data=section, objective=ObjectiveSection(kind=kind))
+    source = open_source(recipe, section, summary.files["train"], "train")
+    if spec.class_field not in source.fields:
+        return
+    problems = Problems(max_invalid_fraction=1)
+    records = source.records(problems)
+    if spec.head == "tag":
+        first = list(islice(records, MAX_RECORDS_SEARCHED))
+        if not any(all(isinstance(one.fields.get(name), list) for name in spec.required_fields) for one in first):
+            raise UsageError(
+                f"{source.description}: {kind} needs a list of words and a list of tags in each record, but these are "
+                'texts; give a CoNLL file (a word and its tag in each line), or JSON Lines like {"tokens": ["Anna", '
+                '"sleeps"], "tags": ["B-PER", "O"]}'
+            )
+        return
+    classes: set[str] = set()
+    for record in islice(records, MAX_LABELS):
+        classes.update(find_classes([record], spec.class_field))
+        if len(classes) > 1:
+            return
+    if problems.num_seen <= MAX_LABELS:
+        check_num_classes(classes, source.description, problems)
 
 
 def add_splits(kind: str, summary: FileSummary, splits: Mapping[str, Sequence[str] | Mapping[str, str]]) -> FileSummary:
@@ -105,7 +135,7 @@ def inspect_aligned_files(kind: str, files: Mapping[str, str]) -> FileSummary:
 def first_records(data: DataFiles) -> list[Record]:
     """The first records of the data; no record is an error."""
     records = data.records(Problems(max_invalid_fraction=1))
-    return [next(records), *islice(records, INSPECTED_RECORDS - 1)]
+    return list(islice(records, MAX_RECORDS_SEARCHED))
 
 
 def total_bytes(data: DataFiles) -> int:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.errors import UsageError, suggest_name
-from qkv.tasks.starters.files import EXAMPLE_BYTES, FileSummary, add_splits, inspect_files
+from qkv.tasks.starters.files import EXAMPLE_BYTES, FileSummary, add_splits, check_classes, inspect_files
 from qkv.tasks.starters.sizes import (
     Machine,
     StarterSize,
@@ -60,6 +60,7 @@ def starter_recipe(
     starter = STARTERS[task]
     if files:
         summary = inspect_files(starter.objective_kind, files, reading or DataSection())
+        check_classes(starter.objective_kind, summary)
         summary = add_splits(starter.objective_kind, summary, {"valid": valid, "test": test})
     else:
         summary = FileSummary({"train": starter.example_file}, EXAMPLE_BYTES)
