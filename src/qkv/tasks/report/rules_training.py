@@ -113,8 +113,8 @@ def advise_underfitting(facts: Facts) -> Advice | None:
         )
     assert score.best_baseline is not None
     best = f"the baseline ({score.best_baseline.name}) reaches {format_score(metric, score.best_baseline.value)}"
-    reason = f"The model has learned little: {name_metric(metric)} is {own}, on the training data {reached}; {best}."
-    return advise_longer(facts, reason)
+    name = capitalise(name_metric(metric))
+    return advise_longer(facts, f"{name} is {own}, about the same on the training data ({reached}), and {best}.")
 
 
 def advise_longer(facts: Facts, reason: str) -> Advice:
