@@ -19,13 +19,7 @@ from qkv.train.recipe import recipe_file
 
 TRAINING, VALID = make_rows(800, seed=1), make_rows(160, seed=2)
 OPTIONS = ReportOptions(max_records=400, seconds=20)
-LANGUAGE_RECIPE = """
-[data]
-max_length = 64
-[tokenizer]
-kind = "word"
-[objective]
-kind = "causal_lm"
+TWO_STEPS = """
 [model]
 width = 16
 layers = 1
@@ -35,6 +29,14 @@ steps = 2
 batch_tokens = 256
 device = "cpu"
 """
+LANGUAGE_RECIPE = f"""
+[data]
+max_length = 64
+[tokenizer]
+kind = "word"
+[objective]
+kind = "causal_lm"
+{TWO_STEPS}"""
 SUMMARISE_RECIPE = """
 [data]
 max_length = 32
@@ -231,15 +233,7 @@ cache = "{tmp_path / "cache"}"
 max_length = 32
 [tokenizer]
 kind = "char"
-[model]
-width = 16
-layers = 1
-heads = 2
-[train]
-steps = 2
-batch_tokens = 256
-device = "cpu"
-""",
+{TWO_STEPS}""",
         encoding="utf-8",
     )
     train(open_recipe(recipe))
