@@ -4,7 +4,6 @@ It takes seconds to train and is hard to beat with little data, so a classifier'
 scikit-learn (the extra `baseline`) and the data that the run was trained on.
 """
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
@@ -17,10 +16,10 @@ from qkv.tasks import metrics
 from qkv.tasks.prepare.sources import open_sources, sample_records
 from qkv.tasks.run.classify import METRICS, TextOrPair, record_text
 from qkv.tasks.task import select_usable
+from qkv.text.bm25 import normalized_words
 from qkv.train.recipe.schema import Recipe
 
 MAX_TRAINING_RECORDS = 50_000  # more are sampled, so that the baseline takes seconds
-WORD_PATTERN = r"(?u)\b\w+\b"
 BASELINE_NAME = "TF-IDF + linear SVM"
 
 
@@ -46,10 +45,12 @@ def predict_svm(training: Sequence[str], labels: Sequence[str], texts: Sequence[
 
     If the training texts have only one label or no words, the most frequent label is predicted.
     """
-    if len(set(labels)) < 2 or not any(re.search(WORD_PATTERN, text) for text in training):
+    if len(set(labels)) < 2 or not any(map(normalized_words, training)):
         return [Counter(labels).most_common(1)[0][0] if labels else ""] * len(texts)
     features: Any = import_module("sklearn.feature_extraction.text")
-    vectorizer = features.TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=WORD_PATTERN)
+    vectorizer = features.TfidfVectorizer(
+        tokenizer=normalized_words, token_pattern=None, lowercase=False, ngram_range=(1, 2), sublinear_tf=True
+    )
     classifier: Any = import_module("sklearn.svm").LinearSVC(random_state=0)
     classifier.fit(vectorizer.fit_transform(training), labels)
     predictions: list[str] = classifier.predict(vectorizer.transform(texts)).tolist()

@@ -141,6 +141,11 @@ def test_texts_without_words_have_an_svm_baseline() -> None:
     assert predict_svm(["!!!", "red", "blue"], ["a", "a", "b"], ["red", "blue"]) == ["a", "b"]  # a negative control
 
 
+def test_vowel_signs_tell_words_apart_in_the_svm_baseline() -> None:
+    pytest.importorskip("sklearn", reason='trains a linear SVM; pip install "qkv[baseline]"')
+    assert predict_svm(["दिन", "दान", "दान"], ["day", "gift", "gift"], ["दिन", "दान"]) == ["day", "gift"]
+
+
 def test_baselines_predict_what_they_say() -> None:
     training = records(
         [{"text": "red rose", "label": "a"}, {"text": "blue sea", "label": "b"}, {"text": "x", "label": "b"}]
