@@ -207,16 +207,27 @@ def test_a_template_that_changes_messages_cannot_be_trained(tokenizer: Tokenizer
 def test_one_process_renders_many_templates_and_is_replaced_when_it_ends() -> None:
     process = template_process.TemplateProcess()
     try:
-        assert [process.render("{{ a }}!", {"a": i}) for i in range(3)] == ["0!", "1!", "2!"]
+        assert [process.render("{{ a }}!", [{"a": i}]) for i in range(3)] == [["0!"], ["1!"], ["2!"]]
         first = process._process
-        with pytest.raises(QkvError, match="unexpected end of template"):
-            process.render("{{ a", {})
+        assert "unexpected end of template" in str(process.render("{{ a", [{}])[0])
         assert process._process is first
         assert first is not None
         first.kill()
         first.wait()
-        assert process.render("{{ a }}?", {"a": "é\n"}) == "é\n?"
+        assert process.render("{{ a }}?", [{"a": "é\n"}]) == ["é\n?"]
         assert process._process is not first
+    finally:
+        process.close()
+
+
+def test_of_many_chats_only_the_one_that_ends_the_process_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = template_process.TemplateProcess()
+    ask = process._ask
+    monkeypatch.setattr(process, "_ask", lambda request: [] if b"endless" in request else ask(request))
+    try:
+        first, endless, last = process.render("{{ a }}!", [{"a": "one"}, {"a": "endless"}, {"a": "two"}])
+        assert [first, last] == ["one!", "two!"]
+        assert "too much time" in str(endless)
     finally:
         process.close()
 
@@ -225,7 +236,7 @@ def test_one_process_renders_many_templates_and_is_replaced_when_it_ends() -> No
 def test_after_an_interruption_the_next_caller_gets_its_own_text(error: type[BaseException]) -> None:
     process = template_process.TemplateProcess()
     try:
-        process.render("{{ a }}", {"a": "before"})
+        process.render("{{ a }}", [{"a": "before"}])
         first = process._process
         assert first is not None
         pipe = first.stdout
@@ -238,9 +249,9 @@ def test_after_an_interruption_the_next_caller_gets_its_own_text(error: type[Bas
 
         first.stdout = Interrupted()
         with pytest.raises(error):
-            process.render("{{ a }}", {"a": "of the first caller"})
+            process.render("{{ a }}", [{"a": "of the first caller"}])
         assert first.poll() is not None  # stopped
-        assert process.render("{{ a }}", {"a": "of the second caller"}) == "of the second caller"
+        assert process.render("{{ a }}", [{"a": "of the second caller"}]) == ["of the second caller"]
     finally:
         process.close()
 
@@ -252,10 +263,11 @@ def test_a_misspelt_name_is_no_template() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_fork_has_a_process_of_its_own() -> None:
-    assert template_process.render_in_sandbox("{{ x }}", {"x": "one"}) == "one"
+    assert template_process.render_in_sandbox("{{ x }}", [{"x": "one"}]) == ["one"]
     child = os.fork()
     name = "child" if child == 0 else "parent"
-    same = all(template_process.render_in_sandbox("{{ x }}", {"x": f"{name} {i}"}) == f"{name} {i}" for i in range(40))
+    texts = [f"{name} {i}" for i in range(40)]
+    same = all(template_process.render_in_sandbox("{{ x }}", [{"x": text}]) == [text] for text in texts)
     if child == 0:
         os._exit(0 if same else 1)
     assert same

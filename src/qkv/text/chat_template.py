@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
@@ -22,6 +22,8 @@ from qkv.text.tokenizer import Tokenizer
 
 Message = Mapping[str, str]
 """A message of a chat: {"role": "user", "content": "…"}."""
+IdsAndMask = tuple[list[int], list[int]]
+Result = TypeVar("Result")
 ROLES = ("system", "user", "assistant", "tool")
 PLAIN_TEMPLATE = (
     "{% for m in messages %}{{ m['role'] | capitalize }}: {{ m['content'] }}\n{% endfor %}"
@@ -40,7 +42,7 @@ class JinjaChatTemplate:
     def __init__(self, tokenizer: Tokenizer, template: str | None = None) -> None:
         """`template` is "plain", the text of a template, or None for the tokenizer's own."""
         self.tokenizer = tokenizer
-        self.render: Callable[[str, Mapping[str, Any]], str] = render_in_sandbox  # of a template and its variables
+        self.render: Callable[[str, Sequence[Mapping[str, Any]]], list[str | QkvError]] = render_in_sandbox
         self.is_plain = template == "plain"
         if template and not self.is_plain and "{" not in template:
             raise UsageError(f"template = {shorten(template)!r}: this is no jinja2 template; give one, or 'plain'")
@@ -60,17 +62,37 @@ class JinjaChatTemplate:
             check_message(message, number)
         return self._tokenize(self._render(messages, add_generation_prompt, special))[0]
 
-    def encode_answers(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+    def encode_answers(self, messages: Sequence[Message]) -> IdsAndMask:
         """The ids of a whole chat, and a mask that is 1 for the assistant's messages and the token that ends each.
 
         White space between a message and its end token is part of the mask, and so is a token that has characters of
         both the message and the text around it. The template must write all messages in order, as they are or without
         white space at their ends.
         """
+        (found,) = self.encode_answers_batch([messages])
+        return raise_or_return(found)
+
+    def encode_answers_batch(self, chats: Sequence[Sequence[Message]]) -> list[IdsAndMask | QkvError]:
+        """The ids and the mask of each chat, or the error. All chats are rendered in one round trip to the sandbox."""
+        prepared = [result_or_error(self._prepare_answers, messages) for messages in chats]
+        variables = [one[0] for one in prepared if not isinstance(one, QkvError)]
+        rendered = iter(self.render(self.template, variables))
+        return [
+            one if isinstance(one, QkvError) else result_or_error(self._mask_answers, messages, next(rendered), one[1])
+            for messages, one in zip(chats, prepared, strict=True)
+        ]
+
+    def _prepare_answers(self, messages: Sequence[Message]) -> tuple[dict[str, Any], dict[str, str]]:
         for number, message in enumerate(messages):
             check_message(message, number)
-        around = self._split_around_contents(tuple(message["role"] for message in messages))
-        text = self._render(messages, add_generation_prompt=False)
+        self._split_around_contents(_roles(messages))  # an error before the chat is rendered
+        return self._variables(messages, add_generation_prompt=False)
+
+    def _mask_answers(
+        self, messages: Sequence[Message], rendered: str | QkvError, hidden: Mapping[str, str]
+    ) -> IdsAndMask:
+        text = self._mark_control_tokens(raise_or_return(rendered), hidden)
+        around = self._split_around_contents(_roles(messages))
         end_tokens = (self.find_end_token(), self.tokenizer.special_tokens.eos)  # not one that begins the next message
         is_answer = bytearray(len(text) + 1)  # by character
         for message, (start, end) in zip(messages, _find_contents(text, messages, around), strict=True):
@@ -93,14 +115,9 @@ class JinjaChatTemplate:
     def _split_around_contents(self, roles: tuple[str, ...]) -> list[str]:
         """The texts that the template writes before, between and after the messages."""
         if roles not in self._around_contents:
-            try:
-                self._around_contents[roles] = self._render_around_contents(roles)
-            except QkvError as error:  # kept, so that a template that takes long to fail does so once
-                self._around_contents[roles] = error
-        found = self._around_contents[roles]
-        if isinstance(found, QkvError):
-            raise found
-        return found
+            # An error is kept, too, so that a template that takes long to fail does so once.
+            self._around_contents[roles] = result_or_error(self._render_around_contents, roles)
+        return raise_or_return(self._around_contents[roles])
 
     def _render_around_contents(self, roles: tuple[str, ...]) -> list[str]:
         marks = list(islice(_unused_characters([self.template]), len(roles)))
@@ -172,6 +189,14 @@ class JinjaChatTemplate:
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool, special: bool = False) -> str:
         """The text of a chat, with control tokens as `CONTROL_TOKEN_FORMAT` writes them."""
+        variables, hidden = self._variables(messages, add_generation_prompt, special)
+        (rendered,) = self.render(self.template, [variables])
+        return self._mark_control_tokens(raise_or_return(rendered), hidden)
+
+    def _variables(
+        self, messages: Sequence[Message], add_generation_prompt: bool, special: bool = False
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """The variables of the template, and the private characters that `_hide_control_tokens` has put into them."""
         copied = [{"role": message["role"], "content": message["content"]} for message in messages]
         hidden: dict[str, str] = {}  # private character → the character that it stands for
         if not special:
@@ -183,7 +208,10 @@ class JinjaChatTemplate:
             f"{role}_token": "" if i is None else self.tokenizer.id_to_token(i) for role, i in ids.items()
         }
         variables |= {"messages": copied, "add_generation_prompt": add_generation_prompt}
-        text = self.render(self.template, variables)
+        return variables, hidden
+
+    def _mark_control_tokens(self, text: str, hidden: Mapping[str, str]) -> str:
+        """Write the control tokens of a rendered text as `CONTROL_TOKEN_FORMAT` does, and restore hidden characters."""
         if CONTROL_TOKEN_FORMAT[0] in text:
             raise UsageError(
                 "the chat contains the character U+FDD0, which Unicode reserves for the internal use of programs, and "
@@ -191,6 +219,25 @@ class JinjaChatTemplate:
             )
         text = self._pattern.sub(lambda match: CONTROL_TOKEN_FORMAT.format(self._special[match.group()][0]), text)
         return text.translate({ord(private): character for private, character in hidden.items()})
+
+
+def result_or_error(call: Callable[..., Result], *arguments: Any) -> Result | QkvError:
+    """The result of a call, or the error that it raises."""
+    try:
+        return call(*arguments)
+    except QkvError as error:
+        return error
+
+
+def raise_or_return(found: Result | QkvError) -> Result:
+    """A result; raises it if it is an error."""
+    if isinstance(found, QkvError):
+        raise found
+    return found
+
+
+def _roles(messages: Sequence[Message]) -> tuple[str, ...]:
+    return tuple(message["role"] for message in messages)
 
 
 def _find_contents(text: str, messages: Sequence[Message], around: Sequence[str]) -> Iterator[tuple[int, int]]:

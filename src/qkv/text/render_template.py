@@ -3,8 +3,8 @@
 A template comes with a model, so it is not trusted. The sandbox of jinja2 keeps it from Python's objects; this process
 limits its time and memory, and is the only one that a hostile template can slow down or crash.
 
-A line of stdin is {"template", "variables", "max_characters", "max_seconds", "max_bytes"} as JSON; stdout gets a line
-with {"text"} or {"error"} for each.
+A line of stdin is {"template", "chats", "max_characters", "max_seconds", "max_bytes"} as JSON, where `chats` has the
+variables of each chat; stdout gets a line with a list of {"text"} or {"error"}, one for each chat.
 """
 
 import json
@@ -62,12 +62,14 @@ def main() -> None:
     """Read requests from stdin, and write their answers to stdout."""
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        limit_process(request["max_seconds"], request["max_bytes"])
-        try:
-            answer = {"text": render(request["template"], request["variables"], request["max_characters"])}
-        except Exception as error:  # a template can raise anything
-            answer = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
-        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+        answers = []
+        for variables in request["chats"]:
+            limit_process(request["max_seconds"], request["max_bytes"])
+            try:
+                answers.append({"text": render(request["template"], variables, request["max_characters"])})
+            except Exception as error:  # a template can raise anything
+                answers.append({"error": f"{type(error).__name__}: {str(error)[:500]}"})
+        sys.stdout.buffer.write(json.dumps(answers).encode() + b"\n")
         sys.stdout.buffer.flush()
 
 

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock, Timer
@@ -33,32 +33,30 @@ class TemplateProcess:
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def render(self, template: str, variables: Mapping[str, Any]) -> str:
-        """Render a template, or raise an error that says why it cannot be rendered."""
+    def render(self, template: str, chats: Sequence[Mapping[str, Any]]) -> list[str | QkvError]:
+        """Render a template with the variables of each chat; an error says why a chat cannot be rendered."""
+        if not chats:
+            return []
         limits = {"max_characters": MAX_CHARACTERS, "max_seconds": MAX_SECONDS, "max_bytes": MAX_BYTES}
-        request = json.dumps({"template": template, "variables": variables, **limits}).encode() + b"\n"
+        request = json.dumps({"template": template, "chats": chats, **limits}).encode() + b"\n"
         with self._lock:
-            answer: dict[str, Any] = {}
+            answers: list[dict[str, Any]] = []
             try:
-                answer = self._ask(request)
+                answers = self._ask(request)
             finally:
-                if not answer:  # after an interruption, the next caller must not get this answer
+                if not answers:  # after an interruption, the next caller must not get these answers
                     self._stop()
-        if "text" in answer:
-            return str(answer["text"])
-        reason = answer.get("error", "it needs too much time or memory")
-        raise QkvError(
-            f'the chat template cannot be rendered ({shorten(reason, 300)}); use another one: template="plain" '
-            "(--template plain) needs none"
-        )
+        if len(chats) > 1 and len(answers) != len(chats):  # one of the chats has ended the process
+            return [self.render(template, [variables])[0] for variables in chats]
+        return [_text_or_error(answer) for answer in answers or [{}]]
 
     def close(self) -> None:
         """End the process."""
         with self._lock:
             self._stop()
 
-    def _ask(self, request: bytes) -> dict[str, Any]:
-        """Send a request and return the answer. It is empty if the process has ended."""
+    def _ask(self, request: bytes) -> list[dict[str, Any]]:
+        """Send a request and return the answers. There are none if the process has ended."""
         if self._process is None or self._process.poll() is not None:
             self._stop()
             self._process = subprocess.Popen(
@@ -77,12 +75,12 @@ class TemplateProcess:
             process.stdin.write(request)
             process.stdin.flush()
             line = process.stdout.readline()
-            answer: dict[str, Any] = json.loads(line) if line.endswith(b"\n") else {}
-            return answer
+            answers: list[dict[str, Any]] = json.loads(line) if line.endswith(b"\n") else []
+            return answers
         except OSError:
-            return {}
+            return []
         except ValueError:
-            return {"error": "its output cannot be read"}
+            return [{"error": "its output cannot be read"}]
         finally:
             timer.cancel()
 
@@ -93,11 +91,21 @@ class TemplateProcess:
                 process.kill()
 
 
+def _text_or_error(answer: Mapping[str, Any]) -> str | QkvError:
+    if "text" in answer:
+        return str(answer["text"])
+    reason = answer.get("error", "it needs too much time or memory")
+    return QkvError(
+        f'the chat template cannot be rendered ({shorten(reason, 300)}); use another one: template="plain" '
+        "(--template plain) needs none"
+    )
+
+
 _PROCESSES: dict[int, TemplateProcess] = {}  # by the id of the program, because a fork must not share its pipes
 
 
-def render_in_sandbox(template: str, variables: Mapping[str, Any]) -> str:
-    """Render a template in the process that all chats of this program share."""
+def render_in_sandbox(template: str, chats: Sequence[Mapping[str, Any]]) -> list[str | QkvError]:
+    """Render a template with the variables of each chat, in the process that all chats of this program share."""
     if os.getpid() not in _PROCESSES:
         atexit.register(_PROCESSES.setdefault(os.getpid(), TemplateProcess()).close)
-    return _PROCESSES[os.getpid()].render(template, variables)
+    return _PROCESSES[os.getpid()].render(template, chats)

@@ -6,6 +6,7 @@ from synthetic_data import record, tokenizer
 
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.cache.token_cache import TokenCache
+from qkv.data.encode import chat
 from qkv.data.encode.chat import ChatTemplate, EncodeChat
 from qkv.data.encode.encoders import EncodeAnswer, EncodeClass, EncodePair, EncodeTags, EncodeText, find_classes
 from qkv.data.objectives import IGNORE_INDEX, CausalLM
@@ -217,6 +218,25 @@ def test_a_chat_is_written_by_the_template_of_its_tokenizer(monkeypatch):
     assert example["answer"] == [0] * len(prompt) + [1] * (len(example["ids"]) - len(prompt))
     monkeypatch.delitem(MADE.config, "chat_template")
     assert EncodeChat(MADE).fingerprint != encode.fingerprint
+
+
+def test_many_chats_are_rendered_in_one_round_trip_and_each_has_its_own_error(monkeypatch):
+    own = "{% for m in messages %}{% if m['content'] == 'bad' %}{{ raise_exception('no') }}{% endif %}"
+    monkeypatch.setitem(MADE.config, "chat_template", own + "{{ m['content'] }}</s>{% endfor %}")
+    said = ["Hi.", "bad", "\ufdd0", "Bye."]
+    records = [record(messages=messages([("user", "Hello!"), ("assistant", one)])) for one in said]
+    records.insert(1, record(messages=[]))
+    encode = EncodeChat(MADE)
+    alone = [encode([one])[0] for one in records]  # also renders what is rendered once for all chats
+    batches, render = [], encode.own_template.render
+    monkeypatch.setattr(encode.own_template, "render", lambda *call: batches.append(len(call[1])) or render(*call))
+    monkeypatch.setattr(chat, "BATCH_CHATS", 10)
+    together = encode(records * 3)
+    assert batches == [8, 4]  # a chat without messages is not rendered
+    assert [one for one in together if isinstance(one, dict)] == [alone[0], alone[4]] * 3
+    wrong = [one.reason for one in alone[1:4]]
+    assert [one.reason for one in together if isinstance(one, InvalidRecord)] == wrong * 3
+    assert ["no turn" in wrong[0], "TemplateError: no" in wrong[1], "U+FDD0" in wrong[2]] == [True] * 3
 
 
 def test_a_prompt_has_the_tokens_of_training():
