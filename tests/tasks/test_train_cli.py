@@ -206,6 +206,10 @@ def test_a_run_is_scored_on_what_its_recipe_holds_out(here: Path, capsys: pytest
     held_out = [one for one in read("pairs.tsv") if split.assign(one) == "validation"]
     assert json.loads(out)["records"] == len(held_out) > 0
     assert json.loads(out)["samples"][0]["source"] == held_out[0].fields["source"]
+    reason = "this is not a test score: the run chose its weights by the score on these records"
+    assert json.loads(out)["notes"][0] == reason
+    out, _ = said(capsys, ["eval", "a", "pairs.tsv", "--limit", "3"])
+    assert "this is not a test score: the run was trained on pairs.tsv, except for the 10% that it held out" in out
     said(capsys, ["train", "translate.toml", "run=c", "data.valid_fraction=0", "train.final=last", *SHORT])
     _, err = said(capsys, ["eval", "c"], code=2)
     assert "no evaluation data was given; for example: qkv eval c test.tsv" in err
@@ -214,6 +218,7 @@ def test_a_run_is_scored_on_what_its_recipe_holds_out(here: Path, capsys: pytest
     assert "evaluated on the data of its recipe: held.tsv" in err
     assert json.loads(out)["records"] == 7
     assert json.loads(out)["data"] == ["held.tsv"]
+    assert not any("test score" in note for note in json.loads(out)["notes"])
     assert json.loads(said(capsys, ["eval", "b", "pairs.tsv", "--limit", "3", "--json"])[0])["records"] == 3
 
 

@@ -163,7 +163,7 @@ def evaluate(
                 )
         except UsageError as error:
             raise UsageError(f"{name}: {error}" if len(models) > 1 else str(error)) from error
-        results.append(result)
+        results.append(replace(result, notes=(*source.describe_use_in_training(name), *result.notes)))
     given = sets[0] if sets else [source.describe()]
     described = {"data": given, "task": task.name, "main": results[0].main_metric, "resamples": resamples}
     described |= {"beam": beam, "problems": problems.summary().to_dict()}
@@ -273,6 +273,19 @@ class EvaluationSource:
         except QkvError as error:
             print_notes(self.model, [f"no baseline was trained: {error}"])
             return {}
+
+    def describe_use_in_training(self, model: str) -> list[str]:
+        """A note if the records are not test data of a run, because it was trained or validated on them."""
+        from qkv.tasks.evaluation_records import describe_use_in_training
+
+        recipe = read_run_recipe(model)
+        if recipe is None:
+            return []
+        is_held_out = self.is_held_out and self.recipe is not None and recipe.data == self.recipe.data
+        note = describe_use_in_training(
+            recipe, self.files, format=self.format, split=self.split, is_held_out=is_held_out
+        )
+        return [note] if note else []
 
     def describe(self) -> str:
         """The files, for messages."""
