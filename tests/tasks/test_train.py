@@ -283,6 +283,33 @@ def test_what_fails_before_the_first_step_can_be_put_right_in_the_same_folder(fo
         open_recipe(path, [*changes, "train.lr=0.5"])
 
 
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"data": {"train": "missing.tsv"}},
+        {"data": {"train": "empty.tsv"}},
+        {"data": {"max_length": 1}},
+        {"model": {"freeze": ("encodr.*",)}},  # fails after the tokenizer is saved
+        {"train": {"metric": "blue"}},
+    ],
+)
+def test_a_training_that_fails_in_preparation_leaves_nothing_behind(
+    sections: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "empty.tsv").write_text("source\ttarget\n", encoding="utf-8")
+    monkeypatch.chdir(folder)
+    recipe = three(folder, "seq2seq", "new/run", **sections)
+    with pytest.raises(QkvError):
+        train(recipe)
+    assert not Path(recipe.run).parent.exists()
+    Path(recipe.run).mkdir(parents=True)
+    with pytest.raises(QkvError):
+        train(recipe)
+    assert not any(Path(recipe.run).iterdir())  # the folder was there before
+    Path(recipe.run).rmdir()
+    Path(recipe.run).parent.rmdir()
+
+
 def test_the_log_keeps_some_samples_of_each_evaluation(tmp_path: Path) -> None:
     samples = [Sample(f"source {n}", "x" * 900, "expected") for n in range(6)]
     samples[0] = Sample("shown", "prediction", "expected", model_input="as the model reads it")

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -66,6 +67,48 @@ def test_the_lock_is_free_again_after_an_error(tmp_path):
         raise RuntimeError
     with RunFolder(tmp_path / "run").lock():
         pass
+
+
+def fail(path, error=QkvError, created="tokenizer.json", log=False):
+    with suppress(error), RunFolder(path).lock() as folder:
+        folder.write_initial_recipe("a = 1")
+        (path / created).touch()
+        if log:
+            folder.append_log({"kind": "note"})
+        raise error
+
+
+def test_an_error_before_the_log_begins_leaves_nothing_behind(tmp_path):
+    fail(tmp_path / "runs" / "a")
+    assert not any(tmp_path.iterdir())
+    (tmp_path / "runs").mkdir()
+    fail(tmp_path / "runs" / "a")
+    assert [path.name for path in tmp_path.rglob("*")] == ["runs"]  # was there before
+
+
+@pytest.mark.parametrize("options", [{"log": True}, {"error": KeyboardInterrupt}])
+def test_a_run_that_has_begun_or_was_stopped_is_kept(options, tmp_path):
+    fail(tmp_path / "run", **options)
+    assert RunFolder(tmp_path / "run").is_run
+    fail(tmp_path / "run")  # another attempt deletes only its own files
+    assert RunFolder(tmp_path / "run").is_run
+    assert RunFolder(tmp_path / "run").read_recipe() == "a = 1"
+
+
+def test_an_error_deletes_nothing_of_a_run_with_a_model_or_checkpoints(tmp_path):
+    for name in ("config.json", "checkpoints"):
+        with RunFolder(tmp_path / name).lock() as folder:
+            folder.write_recipe("a = 1")
+            (folder.path / name / "step-000000001").mkdir(parents=True)
+        (tmp_path / name / ".lock.json").unlink()
+        files = set(folder.path.rglob("*"))
+        fail(folder.path)
+        assert set(folder.path.rglob("*")) >= files
+
+
+def test_an_error_deletes_no_file_of_the_user(tmp_path):
+    fail(tmp_path / "run", created="notes.txt")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
 
 
 def test_taking_the_lock_clears_what_a_killed_run_left(tmp_path):

@@ -38,6 +38,7 @@ from qkv.files import (
     to_path,
     write_atomically,
 )
+from qkv.store.model_folder import MODEL_FILES
 from qkv.train.checkpoint.folder import CheckpointFolder
 
 RECIPE = "recipe.toml"
@@ -92,8 +93,14 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator["RunFolder"]:
-        """Create the folder if needed, and lock it. If another job holds the lock, raise an error that names it."""
+        """Create the folder if needed, and lock it. If another job holds the lock, raise an error that names it.
+
+        If an error occurs before the log begins, delete what was created, so that a recipe that cannot be trained
+        leaves nothing behind. A stop signal is no such error: the run can be started from its folder.
+        """
         self._check_is_run_or_empty()
+        files_before = set(self.path.glob("*"))
+        new_folders = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path / LOCK)
@@ -116,6 +123,10 @@ class RunFolder:
             with report_write_errors(self.checkpoints.folder):
                 self.checkpoints.recover()
             yield self
+        except Exception:
+            if not self._has_begun:
+                self._delete_new(files_before, new_folders)
+            raise
         finally:
             self._close()
             lock.release()
@@ -212,6 +223,20 @@ class RunFolder:
             self.notes.append(f"{path}: the last line was incomplete; {torn} bytes were removed")
 
     # ------------------------------------------------------------------ the folder itself
+
+    @property
+    def _has_begun(self) -> bool:
+        return any((self.path / name).exists() for name in (METRICS, CHECKPOINTS, MODEL_CONFIG))
+
+    def _delete_new(self, files_before: set[Path], new_folders: list[Path]) -> None:
+        """Delete the run's files that did not exist before, and new folders, if they are empty then."""
+        for pattern in (RECIPE, ENV, *MODEL_FILES, LOCK_HOLDER, LOCK):  # never a file of the user
+            for path in set(self.path.glob(pattern)) - files_before:
+                with suppress(OSError):
+                    path.unlink()
+        for folder in new_folders:
+            with suppress(OSError):
+                folder.rmdir()
 
     def _check_is_run_or_empty(self) -> None:
         """Raise if the folder has files that are not of a run, so that training never mixes its files with others."""
