@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from interpreted import replace_language_once
 from torch import Tensor, library, nn
 from torch.nn import functional as F
 
@@ -22,6 +23,7 @@ if DEVICE == "cpu":
 kernels: Any = pytest.importorskip(
     "qkv.blocks.kernels.linear_gelu_triton", reason="Triton is not installed", exc_type=ImportError
 )
+replace_language_once()
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # as it should, far from 0
 KINDS = {"gelu": "none", "gelu_tanh": "tanh"}
 

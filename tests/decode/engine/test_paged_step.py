@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from interpreted import replace_language_once
 
 from qkv.blocks import SelfCache
 from qkv.decode import Engine, GenerationOptions, generate
@@ -21,6 +22,7 @@ if DEVICE == "cpu":
 paged_step: Any = pytest.importorskip(
     "qkv.decode.engine.paged_step", reason="Triton is not installed", exc_type=ImportError
 )
+replace_language_once()
 
 SIZES = {"vocab_size": 41, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA = find_preset("llama-1.1b", **SIZES, num_key_value_heads=2, intermediate_size=40)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from interpreted import replace_language_once
 
 from qkv.decode import GenerationOptions
 from qkv.decode import runner as model_runner
@@ -24,13 +25,13 @@ if DEVICE == "cpu":
 batched_runner: Any = pytest.importorskip(
     "qkv.decode.gpu.batched_runner", reason="Triton is not installed", exc_type=ImportError
 )
+replace_language_once()
 
 VOCAB, NEW = 41, 5
 PROMPTS = [[5, 6, 9, 11, 4], [7], [8, 3, 12]]
 SIZES = {"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA = find_preset("llama-1.1b", **SIZES, num_key_value_heads=2, intermediate_size=40)
-GPT2 = find_preset("gpt2", vocab_size=VOCAB, n_embd=48, n_layer=2, n_head=3, eos_token_id=VOCAB - 1)
-BASE = replace(find_preset("transformer-base", vocab_size=VOCAB, width=32, layers=2, heads=2), decoder_start_token_id=2)
+GPT2 = find_preset("gpt2", vocab_size=VOCAB, n_embd=48, n_inner=40, n_layer=2, n_head=3, eos_token_id=VOCAB - 1)
 
 
 def with_stack(config: Config, **changes: Any) -> Config:
@@ -38,6 +39,8 @@ def with_stack(config: Config, **changes: Any) -> Config:
     return replace(config, **stacks)
 
 
+BASE = with_stack(find_preset("transformer-base", vocab_size=VOCAB, width=32, layers=2, heads=2), ffn_width=40)
+BASE = replace(BASE, decoder_start_token_id=2)
 CASES = {
     "gpt2": GPT2,
     "llama": LLAMA,
@@ -52,10 +55,13 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several blocks of slots, columns and logits. Bounds of loops may come from memory (see test_paged_step)."""
+    """Several blocks of slots, columns and logits, the last ones not full.
+
+    Bounds of loops may come from memory (see test_paged_step).
+    """
     monkeypatch.setattr(batched_runner, "SLOTS_PER_BLOCK", 16)
     monkeypatch.setattr(batched_runner, "LOGITS_PER_PROGRAM", 16)
-    monkeypatch.setattr(batched_runner.batched_blocks, "COLUMNS_PER_PROGRAM", 16)
+    monkeypatch.setattr(batched_runner.batched_blocks, "COLUMNS_PER_PROGRAM", 32)
     interpreter = pytest.importorskip("triton.runtime.interpreter")
     usual = interpreter._patch_lang_tensor
 

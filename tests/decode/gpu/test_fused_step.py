@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from decode_models import run_backend
+from interpreted import replace_language_once
 
 from qkv.decode import GenerationOptions
 from qkv.decode.backend import FUSED, REFERENCE
@@ -23,6 +24,7 @@ if DEVICE == "cpu":
 one_row_step: Any = pytest.importorskip(
     "qkv.decode.gpu.fused_step", reason="Triton is not installed", exc_type=ImportError
 )
+replace_language_once()
 
 NEW = 4
 PROMPT = [5, 6, 9, 11, 4]
@@ -36,7 +38,7 @@ def with_stack(config: Config, **changes: Any) -> Config:
     return replace(config, decoder=replace(config.decoder, **changes))
 
 
-TIED = find_preset("gpt2", vocab_size=VOCAB, n_embd=24, n_layer=2, n_head=3, eos_token_id=VOCAB - 1)
+TIED = find_preset("gpt2", vocab_size=VOCAB, n_embd=24, n_inner=40, n_layer=2, n_head=3, eos_token_id=VOCAB - 1)
 GPT2 = replace(TIED, head=replace(TIED.head, tied=False))  # else a random one repeats its last token for ever
 CASES = {
     "gpt2": GPT2,
@@ -75,9 +77,9 @@ def written(config: Config, hand: bool, *, end: tuple[int, ...] = (), **kind: An
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several stretches of slots are filled, and the vocabulary has several parts."""
+    """Two stretches of slots are filled and a third is not, and the vocabulary has several parts."""
     monkeypatch.setattr(one_row_step, "SLOTS_PER_PROGRAM", 4)
-    monkeypatch.setattr(static_step, "LENGTH_MULTIPLE", 4)
+    monkeypatch.setattr(static_step, "round_up", lambda count: -(-count // 12) * 12)
     monkeypatch.setattr(one_row_step, "LOGITS_PER_PROGRAM", 16)
 
 
@@ -170,7 +172,7 @@ def test_a_network_whose_parts_were_changed_is_left_to_the_plain_steps() -> None
     hooked.decoder.blocks[1].ffn.up.register_forward_hook(lambda *_: None)
     weight = strided.decoder.blocks[0].ffn.up.weight
     strided.decoder.blocks[0].ffn.up.weight = torch.nn.Parameter(weight.detach().T.contiguous().T)
-    other.decoder.blocks[0].ffn.down = Louder(96, 24)
+    other.decoder.blocks[0].ffn.down = Louder(40, 24)
     unit = build(replace(CASES["gpt2"], head=replace(CASES["gpt2"].head, normalize=True)))
     assert not any(map(one_row_step.is_supported, (hooked, strided, other, unit)))
 

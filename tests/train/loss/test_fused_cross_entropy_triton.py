@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from interpreted import replace_language_once
 from torch.nn import functional as F
 
 from qkv.data.objectives import IGNORE_INDEX
@@ -17,6 +18,7 @@ if DEVICE == "cpu":
 kernels: Any = pytest.importorskip(
     "qkv.train.loss.fused_cross_entropy_triton", reason="Triton is not installed", exc_type=ImportError
 )
+replace_language_once()
 
 ROWS, OUTPUTS, WIDTH = 9, 50, 64
 
