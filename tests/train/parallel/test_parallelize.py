@@ -1,4 +1,4 @@
-"""Many processes do what one does: the same weights after one step and after ten, in every family and every mode.
+"""Many processes do what one does: the same weights after one step and after five, in every family and every mode.
 
 Two processes, and four for the grid, are started once for the whole file and work through a plan of jobs; the tests
 look at what they wrote.
@@ -18,7 +18,7 @@ import torch
 from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
-from parallel_worker import CASES, FAMILIES, STEPS_OF, FakeCheckpoint, Run, config_of, section_of
+from parallel_worker import CASES, FAMILIES, STEPS, STEPS_OF, FakeCheckpoint, Run, config_of, section_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -34,7 +34,7 @@ MODES = {"ddp": ("ddp", 1), "fsdp": ("fsdp", 1), "tensor": ("ddp", 2), "grid": (
 CUT = ("fsdp", "tensor", "grid")
 RUNS = [(mode, case) for mode, (_, tensor) in MODES.items() for case in CASES if tensor == 1 or case != "recurrent"]
 """Tensor parallelism splits blocks, which a recurrent model does not have."""
-HALF = 5
+BEGUN = 2  # steps that one process takes before a world goes on
 ONWARD = {"ddp": "seq2seq", "fsdp": "encoder", "tensor": "seq2seq", "grid": "decoder"}
 Runs = tuple[Path, dict[str, Run]]
 
@@ -42,14 +42,14 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="th
 
 
 def jobs_of(mode: str, folder: Path) -> list[dict[str, object]]:
-    """Ten steps of each model; five after five of one process; a start on the meta device; means for sums."""
+    """Five steps of each model; three after two of one process; a start on the meta device; means for sums."""
     shard, tensor = MODES[mode]
-    common = {"shard": shard, "tensor": tensor, "first": 0, "last": 2 * HALF, "exact": False}
+    common = {"shard": shard, "tensor": tensor, "first": 0, "last": STEPS, "exact": False}
     jobs: list[dict[str, object]] = [
         {**common, "name": f"{mode}-{case}", "case": case, "last": STEPS_OF[case]} for one, case in RUNS if one == mode
     ]
-    half = {"exact": True, "first": HALF, "from": str(folder / f"half-{ONWARD[mode]}.safetensors")}
-    jobs.append({**common, **half, "name": f"{mode}-on", "case": ONWARD[mode]})
+    begun = {"exact": True, "first": BEGUN, "from": str(folder / f"begun-{ONWARD[mode]}.safetensors")}
+    jobs.append({**common, **begun, "name": f"{mode}-on", "case": ONWARD[mode]})
     if mode != "ddp":
         jobs.append({**common, "name": f"{mode}-meta", "case": "decoder", "meta": True, "last": 1})
     if mode in ("ddp", "fsdp"):  # last: what it changes stays changed
@@ -85,9 +85,9 @@ def run_all(folder: Path) -> dict[str, Run]:
         return alone
     for case in FAMILIES:
         run = Run(case, World(), section_of("ddp", 1, exact=True))
-        for number in range(2 * HALF):
-            if number == HALF:
-                save_file(run.whole(), folder / f"half-{case}.safetensors")
+        for number in range(STEPS):
+            if number == BEGUN:
+                save_file(run.whole(), folder / f"begun-{case}.safetensors")
             run.step(number, micro_batches=1)
         save_file(run.whole(), folder / f"exact-{case}.safetensors")
     worlds = []
@@ -114,7 +114,7 @@ def apart(one: dict[str, Tensor], other: dict[str, Tensor], prefix: str = "model
 
 
 @pytest.mark.parametrize(("mode", "case"), RUNS)
-def test_one_step_and_ten_give_the_weights_of_one_process(runs: Runs, mode: str, case: str) -> None:
+def test_one_step_and_five_give_the_weights_of_one_process(runs: Runs, mode: str, case: str) -> None:
     folder, _ = runs
     for when in (".first", ""):
         ours = load_file(folder / f"{mode}-{case}{when}.safetensors")
@@ -158,7 +158,7 @@ def test_tied_weights_stay_tied(runs: Runs, mode: str, case: str) -> None:
 
 @pytest.mark.parametrize(("mode", "case"), ONWARD.items())
 def test_a_run_of_one_process_goes_on_in_a_world(runs: Runs, mode: str, case: str) -> None:
-    """In float64, weights and the optimizer's state: five steps alone and five together are ten alone."""
+    """In float64, weights and the optimizer's state: two steps alone and three together are five alone."""
     folder, _ = runs
     ours, alone = load_file(folder / f"{mode}-on.safetensors"), load_file(folder / f"exact-{case}.safetensors")
     assert apart(ours, alone) < 1e-12
