@@ -21,7 +21,9 @@ HEAD = """
 kind outputs labels pool dense dense_bias dense_norm tied bias scale normalize multi_label temperature threshold
 next_sentence_classes dropout
 """
-CONFIG = "encoder decoder head share_embeddings pad_token_id decoder_start_token_id eos_token_ids architecture"
+CONFIG = """
+encoder decoder head share_embeddings pad_token_id decoder_start_token_id eos_token_ids architecture reads_sentences
+"""
 SCALING = "kind factor low_freq_factor high_freq_factor original_max_positions"
 RECIPE = {
     "run": "",

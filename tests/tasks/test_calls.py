@@ -1,6 +1,7 @@
 """The calls of a model on texts: one text, lists, iterators, texts of any length, and exact character offsets."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -155,6 +156,21 @@ def test_a_long_text_is_translated_by_sentence_and_keeps_its_line_breaks(monkeyp
     seen.clear()
     made.translate("the fox. a dog. Paris.", prompt="to it - ")
     assert seen == ["to it - the fox. a dog.", "to it - Paris."]
+
+
+def test_by_default_texts_are_split_as_the_training_data_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = seq2seq()
+    seen = echo(made, monkeypatch)
+    for reads_sentences in (None, True, False):
+        made.config = replace(made.config, reads_sentences=reads_sentences)
+        for sentences in (None, True, False):
+            seen.clear()
+            made.translate("a fox. A dog.", sentences=sentences)
+            is_split = sentences or (sentences is None and reads_sentences is not False)
+            assert seen == (["a fox.", "A dog."] if is_split else ["a fox. A dog."])
+    seen.clear()
+    made.translate("A fox runs. " * 20)  # does not fit
+    assert seen == ["A fox runs."] * 20
 
 
 def test_sentences_without_spaces_between_them_get_spaces() -> None:

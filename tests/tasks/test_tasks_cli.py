@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 import sys
+from dataclasses import replace
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
@@ -371,6 +372,23 @@ def test_options_of_a_task_reach_it(models: Path, capsys: pytest.CaptureFixture[
     assert found["text"].startswith("the")
     assert [len(part["alternatives"]) for part in found["parts"]] == [1, 1]
     assert {"source", "target", "weight"} <= set(found["alignment"][0])
+
+
+def test_a_model_that_knows_sentences_reads_them(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = qkv.load(models / "text_to_text")
+    made.config = replace(made.config, reads_sentences=True)
+    made.save(models / "sentences")
+    command = ["run", str(models / "sentences"), "a fox. A dog", "--max-tokens", "4", "--json"]
+    out, err = said(capsys, command)
+    assert len(json.loads(out)["parts"]) == 2
+    assert "1 of 1 texts were read sentence by sentence" in err
+    assert "--no-sentences" in err
+    assert "sentence by sentence" not in said(capsys, [*command, "--sentences"])[1]
+    whole = said(capsys, ["run", str(models / "text_to_text"), *command[2:]])
+    assert said(capsys, [*command, "--no-sentences"])[0] == whole[0]
+    assert "parts" not in json.loads(whole[0])
+    _, err = said(capsys, ["run", str(models / "classify"), "fox", "--no-sentences"], code=2)
+    assert "--no-sentences is for a model that generates a text for a text" in err
 
 
 def test_a_bad_line_loses_no_results_and_is_named(

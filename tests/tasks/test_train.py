@@ -310,6 +310,23 @@ def test_a_training_that_fails_in_preparation_leaves_nothing_behind(
     Path(recipe.run).parent.rmdir()
 
 
+def test_a_model_keeps_whether_it_was_trained_on_sentences_and_fine_tuning_finds_out_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, ending in (("sentences", "."), ("phrases", "")):
+        lines = [f"{n} dogs run{ending}\t{n} Hunde laufen{ending}\n" for n in range(60)]
+        (folder / f"{name}.tsv").write_text("source\ttarget\n" + "".join(lines), encoding="utf-8")
+    first = three(folder, "seq2seq", "of sentences", data={"train": str(folder / "sentences.tsv")}, train={"steps": 1})
+    with monkeypatch.context() as older:  # a run of a qkv that does not look at sentences
+        older.setattr("qkv.tasks.prepare.prepare.find_reads_sentences", lambda pairs: None)
+        assert train(first).config.reads_sentences is None
+    assert go_on(first.run, "train.steps=2").config.reads_sentences is True
+    assert qkv.load(first.run).config.reads_sentences is True
+    keys = {"data": {"train": str(folder / "phrases.tsv")}, "model": {"from_": first.run}, "train": {"steps": 1}}
+    second = three(folder, "seq2seq", "of phrases", **keys)
+    assert train(second).config.reads_sentences is False
+
+
 def test_the_log_keeps_some_samples_of_each_evaluation(tmp_path: Path) -> None:
     samples = [Sample(f"source {n}", "x" * 900, "expected") for n in range(6)]
     samples[0] = Sample("shown", "prediction", "expected", model_input="as the model reads it")

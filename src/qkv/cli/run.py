@@ -56,7 +56,7 @@ def run(
     top: int = 0,
     threshold: float | None = None,
     too_long: str = "",
-    sentences: Annotated[bool, Parameter(negative=())] = False,
+    sentences: bool | None = None,
     align: Annotated[bool, Parameter(negative=())] = False,
     prefix: str = "",
     must_answer: Annotated[bool, Parameter(negative=())] = False,
@@ -111,7 +111,8 @@ def run(
         What happens to a text that is too long to classify or embed: error (the default) or truncate; split into parts,
         to classify it. To fill in masks: window (the default), which reads the text around them, or error.
     sentences
-        Encoder-decoders: generate sentence by sentence, for texts of any length. A model in the box always does.
+        Encoder-decoders: generate sentence by sentence, for texts of any length. The default for a model in the box,
+        and for a model that was trained on pairs of sentences.
     align
         Encoder-decoders: add the source word that each generated word depends on most; see --json.
     prefix
@@ -155,8 +156,11 @@ def run(
     chosen = check_task_options(of_task, task)
     if top > 1 and not texts and not json:
         raise UsageError(f"--top {top} needs --json for lines on stdin: each has one line of output; add --json")
-    if task.name == "text_to_text" and draft is None and find_in_box(model) is not None:
-        chosen["sentences"] = True  # the translator in the box knows single sentences only
+    knows_sentences = loaded.config.reads_sentences or find_in_box(model) is not None
+    if task.name == "text_to_text" and sentences is None and draft is None and knows_sentences:
+        chosen["sentences"] = True
+    elif sentences is False:
+        del chosen["sentences"]
     if not task.generates:
         for option in given_options(options):
             raise UsageError(f"{option} is for models that generate text, but this one {task.description}; remove it")
@@ -170,7 +174,7 @@ def run(
         if draft is not None:
             raise UsageError(f"--draft does not go with {' and '.join(given_options(chosen))}; leave one of them out")
         given = {name: value for name, value in options.items() if given_options({name: value})}
-        notes = RunNotes(loaded, given.get("max_tokens", 0))
+        notes = RunNotes(loaded, given.get("max_tokens", 0), count_parts=sentences is None)
         run_task(loaded, task, {"sentences": False, **chosen, **given}, lines, json, notes)
         return print_notes(model, notes.messages())
     notes = RunNotes(loaded, max_tokens)
@@ -221,11 +225,14 @@ def print_result(line: str, result: Any, json: bool, *, all: bool = False) -> No
 
 
 class RunNotes:
-    """Counts outputs that were cut off and texts with unknown tokens, for notes after the results."""
+    """Counts outputs that were cut off and texts with unknown tokens, for notes after the results.
 
-    def __init__(self, model: "Model", max_tokens: int) -> None:
-        self.model, self.max_tokens = model, max_tokens
-        self.num_lines = self.num_truncated = self.num_with_unknown = 0
+    With `count_parts`, it also counts the texts that were read in several parts.
+    """
+
+    def __init__(self, model: "Model", max_tokens: int, *, count_parts: bool = False) -> None:
+        self.model, self.max_tokens, self.count_parts = model, max_tokens, count_parts
+        self.num_lines = self.num_truncated = self.num_with_unknown = self.num_in_parts = 0
         self.first_with_unknown = ""
 
     def add(self, lines: list[str], results: Sequence[Any]) -> None:
@@ -233,6 +240,7 @@ class RunNotes:
         self.num_lines += len(lines)
         if self.model.config.family == "seq2seq":  # a decoder-only model usually stops only at max_tokens
             self.num_truncated += sum(result.finish_reason == "length" for result in results)
+        self.num_in_parts += sum(bool(result.parts) for result in results) if self.count_parts else 0
         tokenizer = self.model.tokenizer
         if tokenizer is None or tokenizer.special_tokens.unk is None:
             return
@@ -250,6 +258,11 @@ class RunNotes:
                 f"{f' after {self.max_tokens} tokens' if self.max_tokens else ''}; "
                 "raise --max-tokens for longer ones"
             )
+        if self.num_in_parts:
+            notes.append(
+                f"{self.num_in_parts} of {self.num_lines} texts were read sentence by sentence, because this model was "
+                "trained on sentences; --no-sentences reads a text in one piece"
+            )
         if self.num_with_unknown:
             notes.append(
                 f"{self.num_with_unknown} of {self.num_lines} texts have characters or words that are not in the "
@@ -261,7 +274,8 @@ class RunNotes:
 def given_options(options: dict[str, Any]) -> list[str]:
     """The options that differ from the defaults of `qkv run`, as on the command line."""
     known = signature(run).parameters
-    return [f"--{name.replace('_', '-')}" for name, value in options.items() if value != known[name].default]
+    given = {name: value for name, value in options.items() if value != known[name].default}
+    return [f"--{'no-' if value is False else ''}{name.replace('_', '-')}" for name, value in given.items()]
 
 
 def run_task(

@@ -63,7 +63,9 @@ class TaskCalls:
 
         `top=3` adds the other hypotheses of a beam search; `align=True` adds the source word of each word;
         `prefix="Der"` is how the translation begins; `prompt` is put before every sentence; `sentences=False` reads a
-        text in one piece. Other options are the fields of `qkv.decode.GenerationOptions`, such as `beam`.
+        text in one piece, which is the default if the model was trained on texts that are not sentences
+        (`m.config.reads_sentences` is False). Other options are the fields of `qkv.decode.GenerationOptions`, such as
+        `beam`.
         """
         return self._map_parts("translate", parts.translate, texts, batch_size, options)
 

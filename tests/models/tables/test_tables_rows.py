@@ -233,6 +233,16 @@ def test_a_class_that_keeps_the_dropout_is_preferred():
         assert read_config(ARCHITECTURES["bert"], written).head == head
 
 
+@pytest.mark.parametrize("reads_sentences", [None, True, False])
+def test_whether_a_model_reads_sentences_is_kept(reads_sentences):
+    architecture = ARCHITECTURES["t5"]
+    config = read_config(architecture, theirs_of("t5", "T5ForConditionalGeneration"))
+    config = replace(config, reads_sentences=reads_sentences)
+    written, _ = write_config(architecture, config)
+    assert ("reads_sentences" in written) == (reads_sentences is not None)
+    assert read_config(architecture, written) == config
+
+
 # ── Rows and references, both ways ───────────────────────────────────────────────────────────────────────────────
 
 

@@ -35,6 +35,15 @@ def loss_of(prepared: PreparedRun, rows: Any) -> torch.Tensor:
     return loss
 
 
+@pytest.mark.parametrize("ending", [".", ""])
+def test_pairs_of_sentences_are_recognised_and_noted(ending: str, folder: Path, tmp_path: Path) -> None:
+    lines = [f"{n} dogs run{ending}\t{n} Hunde laufen{ending}\n" for n in range(100)]
+    (tmp_path / "pairs.tsv").write_text("source\ttarget\n" + "".join(lines), encoding="utf-8")
+    prepared = prepare(sample_recipe(folder, "seq2seq", str(tmp_path / "pairs.tsv")))
+    assert prepared.config.reads_sentences is bool(ending)
+    assert any("sentence by sentence" in note for note in prepared.notes) is bool(ending)
+
+
 MORE = [
     ("seq2seq", ("a.en", "a.de")),
     ("seq2seq", {"source": "a.en", "target": "a.de"}),

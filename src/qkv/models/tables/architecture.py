@@ -30,6 +30,7 @@ MULTI_LABEL = "multi_label_classification"  # their problem_type of a head whose
 # Ours: transformers keeps these keys in the config and does not use them.
 TEMPERATURE_KEY = "calibration_temperature"
 THRESHOLD_KEY = "out_of_scope_threshold"
+SENTENCES_KEY = "reads_sentences"
 
 
 # ── Config rows ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -254,6 +255,7 @@ def read_config(architecture: Architecture, theirs: Json) -> Config:
             **config,
             head=head,
             architecture=architecture.name,
+            reads_sentences=theirs.get(SENTENCES_KEY),
         )
     except KeyError as error:
         raise QkvError(f"config.json: missing {error}") from error
@@ -285,6 +287,8 @@ def write_config(architecture: Architecture, config: Config) -> tuple[Json, Head
             continue
         theirs: Json = {"architectures": [table.class_name], "model_type": architecture.name}
         theirs["is_encoder_decoder"] = config.family == "seq2seq"
+        if config.reads_sentences is not None:
+            theirs[SENTENCES_KEY] = config.reads_sentences
         for name, rows in stacks.items():
             theirs.update(write_fields(rows, getattr(config, name)))
         theirs.update(write_fields(architecture.config, config))

@@ -53,7 +53,7 @@ class TranslateBody(TextToTextBody):
 
     align: Annotated[bool, "Whether to align each word with a word of the source."] = False
     prefix: Annotated[str, Limits(0, 1000), "How the translation begins."] = ""
-    sentences: Annotated[bool, "Whether to translate sentence by sentence."] = True
+    sentences: Annotated[bool, "Whether to translate sentence by sentence; by default, as trained."] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,8 @@ from qkv.tasks.prepare.model import (
     checkpoint_notes,
     recurrence_notes,
 )
-from qkv.tasks.prepare.sources import DataSource, DataSources, cache_root, open_sources, sample_records
+from qkv.tasks.prepare.sentence_pairs import MAX_PAIRS, MAX_PAIRS_READ, find_reads_sentences
+from qkv.tasks.prepare.sources import DataSource, DataSources, FileSource, cache_root, open_sources, sample_records
 from qkv.tasks.prepare.tokenizer import load_or_train_tokenizer
 from qkv.tasks.prepare.word_vectors import apply_word_vectors, load_word_vectors
 from qkv.text import Tokenizer
@@ -193,10 +194,16 @@ def _prepare(
         )
     if problems.num_invalid or problems.categories:
         notes.append(str(problems.summary()))
+    reads_sentences = _find_reads_sentences(train_sources) if fields >= {"source", "target"} else None
+    if reads_sentences:
+        notes.append(
+            "the pairs are single sentences, so qkv run and m.translate will read a text sentence by sentence; with "
+            "--no-sentences (sentences=False), they read it in one piece"
+        )
     return PreparedRun(
         recipe=recipe,
         tokenizer=tokenizer,
-        config=config,
+        config=replace(config, reads_sentences=reads_sentences),
         train_data=train_data,
         valid_data=valid_data,
         valid_records=valid_records,
@@ -237,6 +244,19 @@ def _find_classes(
     if spec.head == "classify":
         check_num_classes(found, name, problems)
     return tuple(sorted(found)), multi_label and spec.head == "classify"
+
+
+def _find_reads_sentences(sources: Sequence[DataSource]) -> bool | None:
+    """Whether the model should read texts sentence by sentence: the answer of all sources; None if they differ."""
+    found = set()
+    for source in sources:
+        max_read = MAX_PAIRS  # a built-in dataset has the same kind of pairs everywhere
+        if isinstance(source, FileSource):
+            source, max_read = replace(source, split=None), MAX_PAIRS_READ  # a split may read all of the files
+        records = sample_records(source.records(Problems(max_invalid_fraction=1)), MAX_PAIRS, max_read)
+        pairs = [(one.fields.get("source"), one.fields.get("target")) for one in records]
+        found.add(find_reads_sentences([(a, b) for a, b in pairs if isinstance(a, str) and isinstance(b, str)]))
+    return found.pop() if len(found) == 1 else None
 
 
 def _make_objectives(

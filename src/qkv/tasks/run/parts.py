@@ -40,7 +40,7 @@ def translate(
     model: TextModel,
     texts: Sequence[str],
     *,
-    sentences: bool = True,
+    sentences: bool | None = None,
     top: int = 1,
     align: bool = False,
     prefix: str = "",
@@ -51,6 +51,7 @@ def translate(
 ) -> list[GeneratedText]:
     """Translate each text, sentence by sentence, or in one piece if `sentences` is false.
 
+    By default, a text that fits is read in one piece if the model was trained on other texts than sentences.
     `top` above 1 adds the other hypotheses of a beam search with at least that many beams; if there are several
     sentences, to each result in `.parts`. `align` adds the source word of each word. `prefix` is how the translation
     must begin, up to the end of a word. `prompt` is put before every sentence, for models that were trained with one
@@ -61,8 +62,10 @@ def translate(
         raise UsageError(f"prefix must be a text, got {prefix!r}; for another prefix, make another call")
     fits = fits_into(model, prompt)
 
+    reads_sentences = model.config.reads_sentences is not False
+
     def split(text: str) -> list[CharSpan]:
-        if sentences:
+        if sentences or (sentences is None and (reads_sentences or not fits(text))):
             return [part for one in split_sentences(text) for part in split_to_fit(text, one, fits)]
         return whole_span(text)
 

@@ -19,6 +19,9 @@ from qkv.train.parallel.shards import load_slices, local_slices
 from qkv.train.progress import Progress
 from qkv.train.step import Stepper
 
+UNCHECKED = ("model.reads_sentences",)
+"""Values that training does not depend on, and that the checkpoints of older runs lack."""
+
 
 class CheckpointManager:
     """Collects the state of a run for a checkpoint, and restores it. The `invariants` of a run must never change."""
@@ -73,7 +76,7 @@ class CheckpointManager:
         changed = [
             f"{name}: was {saved.get(name)!r}, is {self.invariants.get(name)!r}"
             for name in sorted({*saved, *self.invariants})
-            if _has_changed(name, saved, self.invariants)
+            if name not in UNCHECKED and _has_changed(name, saved, self.invariants)
         ]
         if changed:
             raise QkvError(
