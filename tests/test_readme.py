@@ -135,8 +135,10 @@ def test_the_sizes_of_a_new_model_are_documented() -> None:
 
 
 def shorten_training(text: str) -> str:
-    """Replace a training budget of minutes by one of seconds; the rest of the example stays as it is."""
+    """Replace a training budget of minutes by one of seconds, and evaluate few examples. The rest stays as it is."""
     text = re.sub(r"^qkv train dates$", f"qkv train dates {SHORT_DATES}", text, flags=re.MULTILINE)
+    text = re.sub(r"^(qkv train .*train\.steps=\d+)", r"\1 train.eval_examples=8", text, flags=re.MULTILINE)
+    text = re.sub(r"^(qkv verify-resume \S+)", r"\1 train.batch_tokens=1024 --steps 4", text, flags=re.MULTILINE)
     return re.sub(r'(train\.minutes(=|": ))[1-9][0-9]*', r"\g<1>0.05", text)
 
 
