@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import sys
 
 from hypothesis import settings
 
@@ -12,6 +13,10 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 # Tests are tiny and run side by side: threads of their own would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Tests start hundreds of processes. Without bytecode on the disk, each of them would compile all of qkv again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # A shell makes its background jobs deaf to Ctrl-C, and they their children. Tests that press it need it heard.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
