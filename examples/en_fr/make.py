@@ -17,6 +17,7 @@ change the recipes, for example `model.width=64 train.device=cpu` for a trial on
 import argparse
 import json
 import math
+import random
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from checks import make_checks, score_checks
 from consensus import choose_consensus, collect_votes
 from generated import generate_pairs
 from pairs import (
@@ -41,6 +43,7 @@ from pairs import (
     write_pairs,
     write_texts,
 )
+from swapped import has_same_numbers
 
 import qkv
 from qkv.decode import GenerationOptions, generate
@@ -191,37 +194,44 @@ def distil(out: Path, shards: int, beam: int) -> None:
     log(f"student.tsv: {len(pairs):,} human pairs, {len(together) - len(pairs):,} more by consensus")
 
 
-def polish(out: Path, minutes: float, count: int, changes: list[str]) -> None:
-    """Train the better student on, with its own translations, the human pairs, and generated pairs."""
+def polish(out: Path, minutes: float, count: int, start: str, part: float, changes: list[str]) -> None:
+    """Train a student on, with its own translations, the human pairs, and `count` generated pairs.
+
+    `part` is the part of the translations and human pairs that is used: with less, a short run sees more of the others.
+    Pairs whose numbers in digits differ are left out, so that the student learns to copy them.
+    """
     path = out / "polish.tsv"
     if not path.exists():
-        model = qkv.load(out / BEST_STUDENT, device=DEVICE)
-        texts = read_texts(out / "english.tsv")
-        results = model.generate_lines(texts, beam=5, max_tokens=96, batch_size=512)
+        model = qkv.load(out / start, device=DEVICE)
+        all_texts, all_human = read_texts(out / "english.tsv"), read_pairs(out / "train.tsv")
+        chosen = random.Random(0)
+        texts, human = (chosen.sample(several, round(part * len(several))) for several in (all_texts, all_human))
+        results = model.generate_lines(texts, beam=5 if DEVICE == "cuda" else 1, max_tokens=96, batch_size=512)
         own = [
             (text, normalise_french(result.text))
             for text, result in zip(texts, results, strict=True)
             if result.finish_reason == "end" and result.text.strip()
         ]
-        human = read_pairs(out / "train.tsv")
         held_out = [source for part in ("valid", "test") for source, _ in read_pairs(out / f"{part}.tsv")]
         known = {sentence_key(text) for text in [*held_out, *(text for _, text in read_pairs(HERE / "probes.tsv"))]}
-        generated = [pair for pair in generate_pairs(human, count) if sentence_key(pair[0]) not in known]
-        together = list(dict.fromkeys(human + own + generated))
+        generated = [pair for pair in generate_pairs(all_human, count) if sentence_key(pair[0]) not in known]
+        together = [pair for pair in dict.fromkeys(human + own + generated) if has_same_numbers(pair)]
         write_pairs(path, [*together, *typing_variants(together)])
         log(f"polish.tsv: {len(human):,} human pairs, {len(own):,} of the student, {len(generated):,} generated")
-    own_keys = [f"data.train={path}", f"data.valid={out}/valid.tsv", f"model.from={out / BEST_STUDENT}"]
-    own_keys += ["train.optimizer=muon", "train.lr=2e-3"]
+    own_keys = [f"data.train={path}", f"data.valid={out}/valid.tsv", f"model.from={out / start}"]
+    own_keys += ["train.optimizer=muon", *([] if any("train.lr=" in one for one in changes) else ["train.lr=2e-3"])]
     train(out, "student.toml", {POLISHED: own_keys}, minutes, changes)
 
 
 def test(out: Path) -> None:
-    """Store the students in int8, and translate the test part and the probes with all models: translations.tsv."""
+    """Store the students in int8, and translate the test part, the checks and the probes: translations.tsv."""
     for name in [*STUDENTS, POLISHED]:
         if (out / name / "model.safetensors").exists():
             qkv.load(out / name).save(out / f"{name}-int8", int8=True)
+    pairs = read_pairs(out / "test.tsv")
     sentences = [
-        *group_references(read_pairs(out / "test.tsv")),
+        *group_references(pairs),
+        *(english for _, english, _ in make_checks(pairs)),
         *(text for _, text in read_pairs(HERE / "probes.tsv")),
     ]
     columns = {"english": sentences}
@@ -237,8 +247,9 @@ def test(out: Path) -> None:
 
 
 def score(out: Path) -> None:
-    """Score the translations of the test part. Writes scores.json."""
-    references = group_references(read_pairs(out / "test.tsv"))
+    """Score the translations of the test part and of the checks. Writes scores.json."""
+    pairs = read_pairs(out / "test.tsv")
+    references, checks = group_references(pairs), make_checks(pairs)
     first = [several[0] for several in references.values()]
     trained = {normalise_french(target).casefold() for _, target in read_pairs(out / "train.tsv")}
     unseen = [i for i, text in enumerate(first) if normalise_french(text).casefold() not in trained]
@@ -253,6 +264,7 @@ def score(out: Path) -> None:
                 [texts[i] for i in unseen], [[first[i]] for i in unseen]
             ),
             "all references": corpus_scores(texts, list(references.values())),
+            "checks": score_checks(checks, column[len(first) : len(first) + len(checks)]),
         }
         log(f"{name}: {found[name]}")
     (out / "scores.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -275,12 +287,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="split: the pairs, fra.txt or fra.txt.gz")
     parser.add_argument("--minutes", type=float, default=6.0, help="the time of each training run")
     parser.add_argument("--samples", type=int, default=200_000, help="language: the number of new sentences")
-    parser.add_argument("--generated", type=int, default=30_000, help="polish: the number of generated pairs")
+    parser.add_argument("--generated", type=int, default=60_000, help="polish: the number of generated pairs")
+    parser.add_argument("--start", default=BEST_STUDENT, help="polish: the student, a folder in OUT")
+    parser.add_argument("--part", type=float, default=1.0, help="polish: the part of the other pairs that is used")
     parser.add_argument("--beam", type=int, default=4, help="distil: the number of hypotheses of each teacher")
     parser.add_argument("--shards", type=int, default=2, help="distil: processes for each teacher")
     parser.add_argument("--teacher", help=argparse.SUPPRESS)
     parser.add_argument("--shard", type=int, default=0, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     out: Path = asked.out
     out.mkdir(parents=True, exist_ok=True)
     pairs = [f"data.train={out}/train.tsv", f"data.valid={out}/valid.tsv"]
@@ -305,7 +319,7 @@ def main() -> None:
             runs = {name: [*pairs, *own] for name, own in STUDENTS.items()}
             train(out, "student.toml", runs, asked.minutes, asked.changes)
         case "polish":
-            polish(out, asked.minutes, asked.generated, asked.changes)
+            polish(out, asked.minutes, asked.generated, asked.start, asked.part, asked.changes)
         case "test":
             test(out)
         case "score":
