@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from qkv.tasks.evaluation_records import describe_use_in_training
+from qkv.tasks.use_in_training import describe_use_in_training
 from qkv.train.recipe.schema import DataSection, Recipe, TrainSection
 
 
@@ -65,8 +65,9 @@ def test_files_that_the_run_has_used_are_named(recipe: dict[str, Any], given: An
     ("split", "expected"),
     [("train", f"{TRAINED} dates/train"), ("valid", f"{VALIDATED} dates/valid"), ("test", ""), ("", "")],
 )
-def test_the_test_split_of_a_builtin_dataset_is_test_data(split: str, expected: str) -> None:
-    found = describe_use_in_training(make_recipe(train="dates"), "dates", split=split)
+@pytest.mark.parametrize("given", ["dates", ["dates"], ("dates",)])  # the command line gives a list
+def test_the_test_split_of_a_builtin_dataset_is_test_data(given: Any, split: str, expected: str) -> None:
+    found = describe_use_in_training(make_recipe(train="dates"), given, split=split)
     assert found == (f"this is not a test score: {expected}" if expected else "")
 
 

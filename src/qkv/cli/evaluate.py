@@ -276,9 +276,12 @@ class EvaluationSource:
 
     def describe_use_in_training(self, model: str) -> list[str]:
         """A note if the records are not test data of a run, because it was trained or validated on them."""
-        from qkv.tasks.evaluation_records import describe_use_in_training
+        from qkv.tasks.use_in_training import describe_use_in_training
 
-        recipe = read_run_recipe(model)
+        try:
+            recipe = read_run_recipe(model)
+        except QkvError:  # a recipe of another version
+            return []
         if recipe is None:
             return []
         is_held_out = self.is_held_out and self.recipe is not None and recipe.data == self.recipe.data
