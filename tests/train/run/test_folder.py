@@ -86,7 +86,7 @@ def test_an_error_before_the_log_begins_leaves_nothing_behind(tmp_path):
     assert [path.name for path in tmp_path.rglob("*")] == ["runs"]  # was there before
 
 
-@pytest.mark.parametrize("options", [{"log": True}, {"error": KeyboardInterrupt}])
+@pytest.mark.parametrize("options", [{"log": True}, {"error": KeyboardInterrupt}, {"error": RuntimeError}])
 def test_a_run_that_has_begun_or_was_stopped_is_kept(options, tmp_path):
     fail(tmp_path / "run", **options)
     assert RunFolder(tmp_path / "run").is_run
@@ -108,7 +108,9 @@ def test_an_error_deletes_nothing_of_a_run_with_a_model_or_checkpoints(tmp_path)
 
 def test_an_error_deletes_no_file_of_the_user(tmp_path):
     fail(tmp_path / "run", created="notes.txt")
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+    assert (tmp_path / "run/notes.txt").exists()
+    with RunFolder(tmp_path / "run").lock() as folder:  # still a run: the next attempt is not refused
+        assert folder.read_recipe() == "a = 1"
 
 
 def test_taking_the_lock_clears_what_a_killed_run_left(tmp_path):

@@ -95,8 +95,8 @@ class RunFolder:
     def lock(self) -> Iterator["RunFolder"]:
         """Create the folder if needed, and lock it. If another job holds the lock, raise an error that names it.
 
-        If an error occurs before the log begins, delete what was created, so that a recipe that cannot be trained
-        leaves nothing behind. A stop signal is no such error: the run can be started from its folder.
+        If a recipe turns out to be one that cannot be trained (a `QkvError` before the log begins), delete what was
+        created. After other errors and stop signals, the run can be started from its folder.
         """
         self._check_is_run_or_empty()
         files_before = set(self.path.glob("*"))
@@ -123,7 +123,7 @@ class RunFolder:
             with report_write_errors(self.checkpoints.folder):
                 self.checkpoints.recover()
             yield self
-        except Exception:
+        except QkvError:
             if not self._has_begun:
                 self._delete_new(files_before, new_folders)
             raise
@@ -229,11 +229,16 @@ class RunFolder:
         return any((self.path / name).exists() for name in (METRICS, CHECKPOINTS, MODEL_CONFIG))
 
     def _delete_new(self, files_before: set[Path], new_folders: list[Path]) -> None:
-        """Delete the run's files that did not exist before, and new folders, if they are empty then."""
-        for pattern in (RECIPE, ENV, *MODEL_FILES, LOCK_HOLDER, LOCK):  # never a file of the user
-            for path in set(self.path.glob(pattern)) - files_before:
-                with suppress(OSError):
-                    path.unlink()
+        """Delete the run's files that did not exist before, and new folders, if nothing else is in them.
+
+        If it were empty of the run's files, a folder with other files would no longer be accepted as a run folder.
+        """
+        own = {path for one in (RECIPE, ENV, *MODEL_FILES, LOCK_HOLDER, LOCK) for path in self.path.glob(one)}
+        if set(self.path.glob("*")) - own - files_before:
+            return
+        for path in own - files_before:
+            with suppress(OSError):
+                path.unlink()
         for folder in new_folders:
             with suppress(OSError):
                 folder.rmdir()
