@@ -54,7 +54,7 @@ def write_task_files(folder: Path) -> None:
     ]
     mails = [{"document": f"The meeting about number {i} is on Monday.", "summary": f"Number {i}"} for i in range(80)]
     tagged = [f"Anna B-PER\nlives O\nin O\nParis B-LOC\n{i} O\n" for i in range(80)]
-    pairs = [f"a sentence with number {i}\teine Zeile mit Nummer {i}\n" for i in range(60)]
+    pairs = [f"A sentence with number {i}.\tEine Zeile mit Nummer {i}.\n" for i in range(60)]
     files = {
         "pairs.tsv": "source\ttarget\n" + "".join(pairs),
         "reviews.csv": "text,label\n"

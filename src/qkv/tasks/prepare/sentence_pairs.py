@@ -22,6 +22,7 @@ MIN_SENTENCES = 0.8
 MIN_POSSIBLE_SENTENCES = 0.5
 MAX_SENTENCE_CHARS = 2000
 END_MARKS = (*SENTENCE_ENDINGS, *"。！？।؟۔")
+MARKS_AFTER_END = CLOSING_MARKS + "」』） "
 MAX_TASKS = 20
 TAG_STARTS = ("<", ">", "[", "{")  # <2de>, >>fra<<, [summarise]
 
@@ -49,7 +50,7 @@ def fraction_of_sentences(texts: Sequence[str]) -> float:
     0.5
     """
     short = [text for text in texts if len(text) <= MAX_SENTENCE_CHARS]
-    ended = [text for text in short if text.rstrip().rstrip(CLOSING_MARKS + " ").endswith(END_MARKS)]
+    ended = [text for text in short if text.rstrip().rstrip(MARKS_AFTER_END).endswith(END_MARKS)]
     return sum(len(split_sentences(text)) == 1 for text in ended) / len(texts)
 
 
