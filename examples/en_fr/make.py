@@ -194,18 +194,20 @@ def distil(out: Path, shards: int, beam: int) -> None:
     log(f"student.tsv: {len(pairs):,} human pairs, {len(together) - len(pairs):,} more by consensus")
 
 
-def polish(out: Path, minutes: float, count: int, start: str, part: float, changes: list[str]) -> None:
+def polish(out: Path, minutes: float, count: int, start: str, fraction: float, changes: list[str]) -> None:
     """Train a student on, with its own translations, the human pairs, and `count` generated pairs.
 
-    `part` is the part of the translations and human pairs that is used: with less, a short run sees more of the others.
+    `fraction` of the translations and human pairs is used: with less, a short run sees more of the generated pairs.
     Pairs whose numbers in digits differ are left out, so that the student learns to copy them.
     """
     path = out / "polish.tsv"
-    if not path.exists():
+    if path.exists():
+        log(f"{path} is used as it is; delete it to make other pairs")
+    else:
         model = qkv.load(out / start, device=DEVICE)
         all_texts, all_human = read_texts(out / "english.tsv"), read_pairs(out / "train.tsv")
         chosen = random.Random(0)
-        texts, human = (chosen.sample(several, round(part * len(several))) for several in (all_texts, all_human))
+        texts, human = (chosen.sample(several, round(fraction * len(several))) for several in (all_texts, all_human))
         results = model.generate_lines(texts, beam=5 if DEVICE == "cuda" else 1, max_tokens=96, batch_size=512)
         own = [
             (text, normalise_french(result.text))
@@ -289,7 +291,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=200_000, help="language: the number of new sentences")
     parser.add_argument("--generated", type=int, default=60_000, help="polish: the number of generated pairs")
     parser.add_argument("--start", default=BEST_STUDENT, help="polish: the student, a folder in OUT")
-    parser.add_argument("--part", type=float, default=1.0, help="polish: the part of the other pairs that is used")
+    parser.add_argument("--fraction", type=float, default=1.0, help="polish: how many of the other pairs are used")
     parser.add_argument("--beam", type=int, default=4, help="distil: the number of hypotheses of each teacher")
     parser.add_argument("--shards", type=int, default=2, help="distil: processes for each teacher")
     parser.add_argument("--teacher", help=argparse.SUPPRESS)
@@ -319,7 +321,7 @@ def main() -> None:
             runs = {name: [*pairs, *own] for name, own in STUDENTS.items()}
             train(out, "student.toml", runs, asked.minutes, asked.changes)
         case "polish":
-            polish(out, asked.minutes, asked.generated, asked.start, asked.part, asked.changes)
+            polish(out, asked.minutes, asked.generated, asked.start, asked.fraction, asked.changes)
         case "test":
             test(out)
         case "score":

@@ -22,27 +22,7 @@ WOMEN = """
     Camille Anna Emma Alice Eva Olivia Isabelle Emily Ingrid
 """
 NAMES = {"Tom": MEN.split(), "Mary": WOMEN.split()}
-CLUSTERS = [
-    "bl",
-    "br",
-    "ch",
-    "cl",
-    "dm",
-    "dr",
-    "fr",
-    "gl",
-    "gr",
-    "gu",
-    "kh",
-    "kr",
-    "kw",
-    "ph",
-    "sh",
-    "st",
-    "sv",
-    "th",
-    "tr",
-]
+CLUSTERS = "bl br ch cl dm dr fr gl gr gu kh kr kw ph sh st sv th tr"
 ONSETS = [*"bcdfghjklmnprstvwxyz"]
 VOWELS = [*"aaaeeeiiiooouuuy", "ai", "ao", "au", "ee", "ei", "ia", "io", "oo", "ou"]
 CODAS = [*[""] * 20, *"klmnnrrsstxz", "ck", "ks", "ll", "nd", "nn", "tt"]
@@ -103,8 +83,8 @@ def swap_digits(pairs: Iterable[Pair], copies: int, chosen: random.Random) -> It
     """
     for english, french in pairs:
         numbers = sorted(set(re.findall(r"\d+", english)))
-        if not numbers or not has_same_numbers((english, french)) or re.search(r"\d[:.,]\d", english):
-            continue  # times and decimals are written differently
+        if not numbers or not has_same_numbers((english, french)) or re.search(r"\d[:.,]\d|\b1\b", english):
+            continue  # times and decimals are written differently, and after 1 there is no plural
         for _ in range(copies):
             lows = [10 ** (len(number) - 1) for number in numbers]
             new = {
@@ -122,7 +102,7 @@ def swap_number_words(pairs: Iterable[Pair], copies: int, chosen: random.Random)
     """
     for english, french in pairs:
         words = [word for word in re.findall(r"[\w-]+", english.lower()) if word in NUMBER_WORDS]
-        if len(words) != 1 or re.search(r"\d", english + french) or words[0] not in english:
+        if len(words) != 1 or re.search(r"\d", english + french) or words[0] not in re.findall(r"[\w-]+", english):
             continue
         old = french_number(NUMBER_WORDS[words[0]])
         if len(re.findall(rf"(?<![\w-]){old}(?![\w-])", french)) != 1:
@@ -141,7 +121,10 @@ def invent_name(kind: str, chosen: random.Random) -> str:
     >>> [invent_name("Mary", random.Random(seed)) for seed in (1, 2, 5)]
     ['Jiine', 'Cania', 'Thiokstatie']
     """
-    starts = [chosen.choice(["", "", *ONSETS, *CLUSTERS]), *chosen.choices(ONSETS, k=chosen.choice([0, 1, 1, 2]))]
+    starts = [
+        chosen.choice(["", "", *ONSETS, *CLUSTERS.split()]),
+        *chosen.choices(ONSETS, k=chosen.choice([0, 1, 1, 2])),
+    ]
     syllables = [start + chosen.choice(VOWELS) + chosen.choice(CODAS) for start in starts]
     return ("".join(syllables) + chosen.choice(ENDINGS[kind])).capitalize()
 
@@ -153,7 +136,7 @@ def put_name(pair: Pair, old: str, new: str) -> Pair:
     ('I think Emma lied.', "Je pense qu'Emma a menti.")
     """
     english, french = (re.sub(rf"\b{old}\b", new, text) for text in pair)
-    if new[0] in "AEIOUY":
+    if new[0] in "AEIOU":
         french = re.sub(rf"\b(d|qu|[Jj]usqu|[Ll]orsqu|[Pp]uisqu|[Dd]|[Qq]u)e {new}", rf"\1'{new}", french)
     return english, french
 

@@ -89,7 +89,7 @@ def test_swapped_pairs_say_the_same_on_both_sides():
         new = set(re.findall(r"[A-Z]\w+", english)) - {"He", "It"}
         assert new
         assert all(name in french for name in new)
-        assert not re.search(r"que [AEIOUY]", french)
+        assert not re.search(r"que [AEIOU]", french)
     digits = list(swap_digits(pairs, 20, chosen))
     assert len({english for english, _ in digits}) > 15
     assert all(has_same_numbers(pair) for pair in digits)
