@@ -13,10 +13,11 @@ from typing import Any
 
 from rows import frame
 
+CUTOFFS = {"cutoff26": 26, "cutoff18": 18}  # the most words of a training target
 POSITIONS = ("sinusoidal", "rotary", "t5", "alibi")
 VARIANTS = (
     "simple",
-    *(f"{split}-{position}" for split in ("length", "cutoff26", "cutoff18") for position in POSITIONS),
+    *(f"{split}-{position}" for split in ("length", *CUTOFFS) for position in POSITIONS),
 )
 RECIPE = """
 [data]
@@ -64,9 +65,8 @@ def run(data: Path, out: Path, seed: int, quick: bool, variant: str) -> dict[str
     split, _, position = variant.partition("-")
     name = "simple" if split == "simple" else "length"
     train, test = (read(data / "scan" / f"tasks_{part}_{name}.txt") for part in ("train", "test"))
-    if split.startswith("cutoff"):
-        limit = int(split.removeprefix("cutoff"))
-        every = train if limit == 18 else train + test
+    if split in CUTOFFS:
+        limit, every = CUTOFFS[split], train if split == "cutoff18" else train + test
         train = [record for record in every if len(record["target"].split()) <= limit]
         test = [record for record in every if len(record["target"].split()) > limit]
     train, valid = frame.hold_out(frame.shorten(train, quick), 300)
