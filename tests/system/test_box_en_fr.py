@@ -11,8 +11,11 @@ from qkv.store.model_card import read_card
 MAX_BYTES = 15_000_000
 CAT = "The cat chased the mouse."
 TRANSLATIONS = {
-    CAT: "Le chat a poursuivi la souris.",
+    CAT: "Le chat poursuivit la souris.",
     "I love you very much.": "Je t'aime beaucoup.",
+    "The animal didn't cross the street because it was too tired.": (
+        "L'animal n'a pas traversé la rue parce qu'il était trop fatigué."
+    ),
     "The animal didn't cross the street because it was too wide.": (
         "L'animal n'a pas traversé la rue parce qu'elle était trop large."
     ),
@@ -22,10 +25,13 @@ TRANSLATIONS = {
         "Nous n'avons pas traversé le pont parce qu'il était trop étroit."
     ),
     "Tom, you are my best friend.": "Tom, tu es mon meilleur ami.",
-    "Do you all speak French?": "Parlez-vous tous français ?",
+    "Mom, where are you going?": "Maman, où vas-tu ?",
+    "Excuse me, sir, are you a doctor?": "Excusez-moi, Monsieur, êtes-vous médecin ?",
     "Nobody wants to talk to her.": "Personne ne veut lui parler.",
     "She doesn't eat meat anymore.": "Elle ne mange plus de viande.",
     "She was born in 1987.": "Elle est née en 1987.",
+    "There are 365 days in a year.": "Il y a 365 jours dans une année.",
+    "I gave Bruno the keys.": "J'ai donné les clés à Bruno.",
 }
 
 
@@ -42,6 +48,10 @@ def test_the_folder_is_small_and_has_a_card_with_its_data_licence_and_scores():
     assert "CC BY 2.0 FR" in card["licence"]
     assert re.fullmatch(r"BLEU [\d.]+ \([\d.–]+\), chrF [\d.]+ \([\d.–]+\), beam 5", card["scores"])
     assert "https://tatoeba.org" in (folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_it_reads_sentence_by_sentence_wherever_it_is_loaded(model):
+    assert model.config.reads_sentences is True
 
 
 def test_it_translates(model):

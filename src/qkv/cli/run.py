@@ -71,8 +71,9 @@ def run(
 
     A decoder continues each text; an encoder-decoder produces a target for each source. If no texts are given, the
     command reads lines from stdin and writes one line for each, in order. Output comes in chunks of several batches;
-    with --batch-size 1 it comes line by line. On a terminal, a single text is streamed while it is generated. A pair (a
-    question and its context, or two texts to classify) is one line with a tab between the two texts.
+    with --batch-size 1 it comes line by line. On a terminal, a single text is streamed while it is generated, unless
+    the model reads sentence by sentence. A pair (a question and its context, or two texts to classify) is one line with
+    a tab between the two texts.
 
     Examples:
         qkv run en-fr "The cat chased the mouse."
@@ -89,7 +90,7 @@ def run(
     texts
         Prompts, source texts of an encoder-decoder, or texts to classify, tag or embed.
     max_tokens
-        Maximum number of new tokens.
+        Maximum number of new tokens. Sentence by sentence, the default depends on the length of the sentence.
     beam
         Number of beams; 1 for no beam search.
     temperature
@@ -111,8 +112,8 @@ def run(
         What happens to a text that is too long to classify or embed: error (the default) or truncate; split into parts,
         to classify it. To fill in masks: window (the default), which reads the text around them, or error.
     sentences
-        Encoder-decoders: generate sentence by sentence, for texts of any length. The default for a model in the box,
-        and for a model that was trained on pairs of sentences.
+        Encoder-decoders: generate sentence by sentence, for texts of any length. The default for a model that was
+        trained on pairs of sentences, such as the one in the box.
     align
         Encoder-decoders: add the source word that each generated word depends on most; see --json.
     prefix
@@ -134,7 +135,6 @@ def run(
         from qkv.api import load
         from qkv.cli.input_lines import InputLines
         from qkv.decode import GenerationOptions
-        from qkv.store.box import find_in_box
         from qkv.tasks.evaluate import find_task
         from qkv.tasks.results import GeneratedText
 
@@ -156,8 +156,7 @@ def run(
     chosen = check_task_options(of_task, task)
     if top > 1 and not texts and not json:
         raise UsageError(f"--top {top} needs --json for lines on stdin: each has one line of output; add --json")
-    knows_sentences = loaded.config.reads_sentences or find_in_box(model) is not None
-    if task.name == "text_to_text" and sentences is None and draft is None and knows_sentences:
+    if task.name == "text_to_text" and sentences is None and draft is None and loaded.config.reads_sentences:
         chosen["sentences"] = True
     elif sentences is False:
         del chosen["sentences"]
