@@ -160,6 +160,15 @@ def measure_bleu(experiment: Experiment, translator: qkv.Model, pairs: list[tupl
                 yield Point(GAIN_END, f"{name}, {end}", beam, gain.interval[i])
 
 
+def largest_loss(curve: list[float]) -> float:
+    """By how much a score falls from one size of beam to the next, at most.
+
+    >>> largest_loss([-3.0, -2.0, -2.5])
+    0.5
+    """
+    return max(0.0, *(a - b for a, b in pairwise(curve)))
+
+
 def expect(table: Table) -> list[Check]:
     """Beams find more probable outputs than greedy decoding. Without length penalty, wide ones shorten long outputs."""
     beams = [int(beam) for beam in table.xs(SCORE)]
@@ -169,12 +178,14 @@ def expect(table: Table) -> list[Check]:
     kept = max(table.curve(HYPOTHESES, "beam 4").values())
     checks = [
         Check(
-            "on average, a wider beam finds outputs that are at least as probable, and beam 4 more probable ones",
-            all(
-                all(b > a - SAME_SCORE for a, b in pairwise(curve)) and curve[beams.index(4)] > curve[0] + SAME_SCORE
-                for curve in curves.values()
-            ),
+            "on average, beam 4 finds more probable outputs than greedy decoding",
+            all(curve[beams.index(4)] > curve[0] + SAME_SCORE for curve in curves.values()),
             "; ".join(f"{group}: {curve[0]:.2f} → {curve[beams.index(4)]:.2f} nats" for group, curve in curves.items()),
+        ),
+        Check(
+            "on average, no beam finds less probable outputs than a narrower one",
+            all(largest_loss(curve) < SAME_SCORE for curve in curves.values()),
+            "; ".join(f"{group}: at most {largest_loss(curve):.2f} nats less" for group, curve in curves.items()),
         ),
         Check(
             "greedy decoding misses the most probable output of at least half of the sentences",
@@ -240,12 +251,14 @@ CLAIM = Claim(
     "Greedy decoding is not a bad idea where the model is sure: for most short sentences it already finds the most "
     "probable output. And the most probable output is not always the best one. Each token multiplies the probability "
     "by a factor below 1, so short outputs are more probable. A wide beam finds them, and they lose parts of long "
-    "sentences. Dividing the log-probability by the length makes this milder.",
+    "sentences. A wider beam can also be worse: the hypothesis that a narrow beam would have completed may be pruned "
+    "in favour of others. Dividing the log-probability by the length makes this milder.",
     limits="One small model, which was trained on the outputs of other models. Such training makes a model sure of "
     "its outputs, so greedy decoding does better than with a model trained on human translations only. "
     "Log-probability is not quality: BLEU needs pairs of sentences (`--data`). With 1,000 held-out pairs of Tatoeba "
-    "and no length penalty, it was 56.2 with greedy decoding, 57.3 with beam 4 (a gain of 0.3 to 2.1) and 57.2 with "
-    "beam 16: on these short sentences, a beam of 16 did no harm.",
+    "and no length penalty, an earlier version of en-fr had 56.2 with greedy decoding, 57.3 with beam 4 (a gain of 0.3 "
+    "to 2.1) and 57.2 with beam 16: on these short sentences, a beam of 16 did no harm. The first two checks were one, "
+    "until this version of en-fr was measured.",
     settings={
         "mini": BeamSearchSettings(1, (1, 2, 4), max_pairs=4),
         "small": BeamSearchSettings(),
