@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import client
+from serving import client, wait_until
 from starlette.testclient import TestClient
 from task_models import decoder
 
@@ -84,9 +84,10 @@ def test_short_memory_and_draining_are_a_503(monkeypatch: pytest.MonkeyPatch) ->
         assert http.get("/healthz").json()["status"] == "draining"
 
 
-def test_a_model_that_does_not_fit_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_fit_is_not_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     decoder().save(tmp_path / "model")
     with client({"a": str(tmp_path / "model")}, min_free_mib=2**40) as http:
+        wait_until(lambda: "model a cannot be loaded" in caplog.text)  # the server tries by itself when it starts
         assert "drop another model" in message(http.post("/models/a/load"), 400)
         assert "not loaded" in message(http.get("/readyz"), 503) or "no model" in http.get("/readyz").text
 
