@@ -8,7 +8,7 @@ from qkv.text import Tokenizer
 TEXT = "the quick brown fox jumps over the lazy dog and sleeps in a warm house by the sea 0123456789 .,?!-#"
 
 
-def make_embedder(seed: int = 1, head: str = "embed") -> qkv.Model:
+def make_embedder(seed: int = 1, head: str = "embed", max_positions: int = 40) -> qkv.Model:
     roles = ["pad", "unk", "cls", "sep", "mask"]
     tokenizer = Tokenizer.train("wordpiece", iter([TEXT]), 150, special_tokens=roles, template="bert", min_frequency=1)
     stack = qkv.StackConfig(
@@ -18,7 +18,7 @@ def make_embedder(seed: int = 1, head: str = "embed") -> qkv.Model:
         heads=2,
         ffn_width=32,
         position="learned",
-        max_positions=40,
+        max_positions=max_positions,
         init_std=0.5,
     )
     heads = {"embed": qkv.HeadConfig(kind="embed", pool="mean", normalize=True), "none": qkv.HeadConfig(kind="none")}

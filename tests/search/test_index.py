@@ -146,6 +146,21 @@ def test_control_characters_have_no_effect_on_a_terminal(
     assert "red ␛[31m herring" in capsys.readouterr().out
 
 
+def test_command_shows_the_line_and_the_text_of_the_match(
+    notes: Path, model: qkv.Model, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (notes / "long.txt").write_text("In a warm sea.\n" * 12 + "At last the ZEBRA sleeps.\n")
+    folder = build(notes, make_embedder(max_positions=200), max_tokens=150).folder
+    assert run_command(["search", str(folder), "the zebra", "--method", "bm25", "--top", "1"]) == 0
+    location, _, excerpt = capsys.readouterr().out.strip().split("\t")
+    assert location == "long.txt:13"
+    assert excerpt.startswith("…")
+    assert excerpt.endswith("warm sea. At last the ZEBRA sleeps.")
+    assert run_command(["search", str(folder), "zebra", "--method", "bm25", "--json"]) == 0
+    (hit,) = json.loads(capsys.readouterr().out)["hits"]
+    assert (hit["first_line"], hit["text"][:13]) == (1, "In a warm sea")
+
+
 def test_index_inside_the_indexed_folder_is_not_indexed(notes: Path, model: qkv.Model) -> None:
     for _ in range(2):
         index = qkv.Index.build(notes, model=model, out=notes / "index", max_tokens=12)
@@ -176,6 +191,16 @@ def test_another_model_is_refused(notes: Path, model: qkv.Model) -> None:
     assert build(notes, other, rebuild=True).search("fox").hits
 
 
+def test_pictures_are_skipped_unless_they_are_named(notes: Path, model: qkv.Model) -> None:
+    for name in ("drawing.svg", "DRAWING2.SVG"):
+        (notes / name).write_text("<svg><text>the quick zebra</text></svg>")
+    report = build(notes, model, max_tokens=30).report
+    assert report is not None
+    assert report.skipped["drawing.svg"] == report.skipped["DRAWING2.SVG"] == "a picture, not text"
+    named = qkv.Index.build(notes / "drawing.svg", model=model, out=notes.parent / "named", max_tokens=30)
+    assert named.search("zebra", method="bm25").hits
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "vectors.npy", "texts.txt", "posting_counts.npy", "lines.npy"])
 def test_damaged_files_are_found(notes: Path, model: qkv.Model, name: str) -> None:
     folder = build(notes, model).folder
@@ -190,6 +215,18 @@ def test_damaged_files_are_found(notes: Path, model: qkv.Model, name: str) -> No
         with pytest.raises(DamagedIndex, match=f"{name} is missing"):
             qkv.open_index(folder)
     assert len(build(notes, model, rebuild=True)) == len(qkv.open_index(folder))
+
+
+@pytest.mark.parametrize("name", ["vectors.npy", "texts.txt", "lines.npy"])
+@pytest.mark.parametrize("size", [0, 20, -2])
+def test_update_of_an_index_with_a_short_file_names_the_file(
+    notes: Path, model: qkv.Model, name: str, size: int
+) -> None:
+    folder = build(notes, model).folder
+    (path,) = folder.rglob(name)
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(DamagedIndex, match=f"damaged index: data-000001/{name} does not match .* cut short; build it"):
+        build(notes, model)
 
 
 def test_arrays_that_do_not_belong_together_are_refused(notes: Path, model: qkv.Model) -> None:
@@ -344,8 +381,11 @@ def test_commands(notes: Path, model: qkv.Model, capsys: pytest.CaptureFixture[s
     printed = capsys.readouterr()
     assert "3 files, 4 passages; embedded 4 passages of 3 new" in printed.out
     assert "latin.txt: skipped: not UTF-8" in printed.err
+    assert printed.err.startswith(f"{notes}: 5 files found; embedding 4 passages\n")
     assert run_command(["index", str(notes), "--out", out, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["embedded_files"] == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["embedded_files"] == 0
+    assert "embedding" not in printed.err
     assert run_command(["search", out, "brown", "fox", "--method", "bm25", "--top", "1"]) == 0
     assert capsys.readouterr().out.startswith("fox.md:3\t")
     assert run_command(["search", out, "brown fox", "--json"]) == 0

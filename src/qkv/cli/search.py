@@ -31,7 +31,8 @@ def index(
     """Index text files for search, or update an index: only new and changed files are embedded.
 
     Files are split into passages. The index has a vector and the words of each passage. Hidden files, files that are
-    not UTF-8 text, and files over 16 MiB are skipped. An interrupted build leaves the old index as it was.
+    not UTF-8 text, SVG pictures in a folder, and files over 16 MiB are skipped. An interrupted build leaves the old
+    index as it was.
 
     Examples:
         qkv index notes --model models/minilm --out notes.index
@@ -63,6 +64,13 @@ def index(
     from qkv.render.progress import stages_bar
     from qkv.search import Index
 
+    totals: dict[str, int] = {}
+
+    def announce(stage: str, done: int, total: int) -> None:
+        totals[stage] = total
+        if stage == "embedding" and done == 0:
+            print_notes(str(source), [f"{totals['reading']:,} files found; embedding {total:,} passages"])
+
     with stages_bar() as progress:
         built = Index.build(
             source,
@@ -74,7 +82,7 @@ def index(
             batch_size=batch_size,
             device=device,
             rebuild=rebuild,
-            progress=progress,
+            progress=progress or announce,
         )
     report = built.report
     assert report is not None
@@ -103,7 +111,7 @@ def search(
     device: str = "cpu",
     json: Json = False,
 ) -> None:
-    """Search an index: prints the file and line, the score and the beginning of each passage that is found.
+    """Search an index: prints the file and line of each match, its score and the text around it.
 
     Examples:
         qkv search notes.index how to renew a passport
@@ -136,8 +144,8 @@ def search(
     if json:
         print_json(result.to_dict())
         return
-    for hit in result:
-        print(escape_controls(hit.summary(), keep="\t"))
+    for row in result.rows():
+        print(escape_controls("\t".join(row), keep="\t"))
     if not result.hits:
         print_notes(str(index), ["nothing found; try other words"])
 

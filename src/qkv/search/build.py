@@ -86,6 +86,7 @@ def build_index(
     folder = to_path(folder)
     passage_tokens = embedder.passage_tokens(max_tokens)
     root, names = find_files(source, excluded=folder)
+    is_file = to_path(source).is_file()
     settings: dict[str, Any] = {"max_tokens": max_tokens, "dtype": dtype, "pooling": embedder.pooling}
     report = BuildReport()
     with lock_for_writing(folder):
@@ -105,7 +106,7 @@ def build_index(
                 for number, name in enumerate(names):
                     try:
                         name.encode()
-                        content = read_source(root / name)
+                        content = read_source(root / name, may_be_picture=is_file)
                         checksum = sha256(content).hexdigest()
                         known = old.ranges.get(checksum) if old is not None else None
                         if old is not None and known is not None:
@@ -173,6 +174,8 @@ def _write_vectors(
             vectors[first : first + count] = old.arrays["vectors"][known[0] : known[1]]
     texts = np.memmap(data / TEXTS_FILE, np.uint8, "r")
     done = 0
+    if progress is not None and pending:
+        progress("embedding", 0, len(pending))
     for chunk in _chunks(pending, BATCHES_PER_CHUNK * embedder.batch_size):
         vectors[chunk] = embedder.embed([bytes(texts[text_starts[i] : text_starts[i + 1]]).decode() for i in chunk])
         done += len(chunk)

@@ -103,14 +103,16 @@ def read_arrays(folder: Path, manifest: dict[str, Any], *, verify: bool = True) 
             if not (folder / data / name).exists():
                 raise DamagedIndex(folder, f"{data}/{name} is missing")
             if verify and checksum(folder / data / name) != checksums[name]:
-                raise DamagedIndex(folder, f"{data}/{name} does not match its checksum")
+                raise DamagedIndex(folder, f"{data}/{name} does not match its checksum: it was changed or cut short")
         arrays = {name: _map_array(folder / data / f"{name}.npy") for name in (*ARRAYS, "vectors")}
         arrays["texts"] = np.memmap(folder / data / TEXTS_FILE, np.uint8, "r")
         _check_shapes(arrays)
         if sum(file["passages"] for file in manifest["files"]) != len(arrays["lines"]):
             raise ValueError("the manifest has another number of passages")
-    except (LookupError, TypeError, ValueError, AttributeError, FileNotFoundError) as error:
-        raise DamagedIndex(folder, f"{type(error).__name__}: {error}") from None
+    except (LookupError, TypeError, ValueError, AttributeError, FileNotFoundError, EOFError) as error:
+        if not verify:
+            return read_arrays(folder, manifest)  # the checksums tell which file is damaged
+        raise DamagedIndex(folder, f"its files do not belong together ({error})") from None
     return arrays
 
 

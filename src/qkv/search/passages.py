@@ -18,6 +18,8 @@ from qkv.text.sentences import CharSpan, split_sentences, split_to_fit
 
 MAX_TEXT_BYTES = 2**24
 """A larger file is skipped, because it is rarely a text that somebody wrote."""
+PICTURE_SUFFIXES = (".svg",)
+"""Pictures that are written as text. Their passages would be markup and coordinates."""
 PARAGRAPH_BREAK = re.compile(r"\n[^\S\n]*\n")
 
 CountTokens = Callable[[Sequence[str]], Sequence[int]]
@@ -56,8 +58,10 @@ def _is_same(folder: str, name: str, other: Path) -> bool:
     return other.exists() and os.path.samefile(os.path.join(folder, name), other)
 
 
-def read_source(path: Path) -> bytes:
+def read_source(path: Path, *, may_be_picture: bool = False) -> bytes:
     """The bytes of a text file. A `QkvError` says why a file cannot be indexed."""
+    if path.suffix.lower() in PICTURE_SUFFIXES and not may_be_picture:
+        raise QkvError("a picture, not text")
     data = read_bytes(path, MAX_TEXT_BYTES)
     if b"\0" in data:
         raise QkvError("not text: it has NUL bytes")

@@ -1,12 +1,18 @@
 """The results of a search: passages with their file, lines and score."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from qkv.tasks.results import MAX_CELL_CHARS, Result, Row, cut_text, one_line
+from qkv.text.bm25 import WORD_PATTERN, normalized_words
 
 Method = Literal["fused", "dense", "bm25"]
+
+MAX_EXCERPT_CHARS = 2 * MAX_CELL_CHARS
+MAX_CHARS_BEFORE_MATCH = MAX_CELL_CHARS // 2
+MAX_MATCHES = 300  # words of a passage that an excerpt is chosen from
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,7 +32,13 @@ class SearchHit(Result):
 
     def summary(self) -> str:
         """The location, the score and the beginning of the passage."""
-        return f"{self.location()}\t{self.score:.4f}\t{cut_text(one_line(self.text), 2 * MAX_CELL_CHARS)}"
+        return f"{self.location()}\t{self.score:.4f}\t{cut_text(one_line(self.text), MAX_EXCERPT_CHARS)}"
+
+    def excerpt_row(self, query: str) -> Row:
+        """The file and the line of the best match, the score, and the text around the match."""
+        match = find_match(self.text, query)
+        line = self.first_line + self.text.count("\n", 0, match)
+        return f"{self.file}:{line}", f"{self.score:.4f}", cut_excerpt(self.text, match)
 
     def body(self) -> str:
         """The location and the text."""
@@ -57,5 +69,37 @@ class SearchResult(Result):
         return one_line(self.query) + ("" if self.hits else "\n  nothing found")
 
     def rows(self) -> list[Row]:
-        """Location, score and the beginning of each passage."""
-        return [(hit.location(), f"{hit.score:.4f}", one_line(hit.text)) for hit in self.hits]
+        """File and line of the best match in each passage, score, and the text around the match."""
+        return [hit.excerpt_row(self.query) for hit in self.hits]
+
+
+def find_match(text: str, query: str) -> int:
+    """Where the words of a query are in a text: the start of the shortest part with most of them, or 0 if it has none.
+
+    Long words count more: it is a simple measure of how rare they are.
+
+    >>> find_match("In a house. Renew a passport.", "how to renew a passport")
+    12
+    """
+    query_words = set(normalized_words(query))
+    found = [
+        (match.start(), word)
+        for match in WORD_PATTERN.finditer(text)
+        for word in normalized_words(match.group())
+        if word in query_words
+    ][:MAX_MATCHES]
+
+    def rate(start: int) -> tuple[int, int]:
+        end = start + MAX_EXCERPT_CHARS - MAX_CHARS_BEFORE_MATCH
+        first = {word: at for at, word in reversed(found) if start <= at < end}  # the first occurrence of each word
+        return sum(map(len, first)), start - max(first.values())
+
+    return max((start for start, _ in found), key=rate, default=0)
+
+
+def cut_excerpt(text: str, match: int) -> str:
+    """The text around a match, in one line. The match is in the first `MAX_CELL_CHARS` characters."""
+    start = max(0, min(match - MAX_CHARS_BEFORE_MATCH, len(text) - MAX_CELL_CHARS + 1))
+    if start and (space := re.search(r"\s+", text[start:match])):
+        start += space.end()
+    return cut_text("…" * (start > 0) + one_line(text[start:]), MAX_EXCERPT_CHARS)
