@@ -18,6 +18,7 @@ from chat_models import chat_model
 import qkv
 from qkv import cli
 from qkv.blocks import HeadConfig
+from qkv.cli.chat import HELP, ChatSession
 from qkv.decode import GenerationOptions
 from qkv.errors import UsageError
 from qkv.tasks.results import ChatReply
@@ -249,6 +250,45 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(folder: Path) -> None:
         process.kill()
         process.wait()
         os.close(parent)
+
+
+def test_commands_say_what_they_did(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def run_lines(session: ChatSession, *lines: str) -> str:
+        typed = iter(lines)
+
+        def read(_: str) -> str:
+            try:
+                return next(typed)
+            except StopIteration:
+                raise EOFError from None
+
+        monkeypatch.setattr("builtins.input", read)
+        session.run_at_terminal()
+        return capsys.readouterr().err.partition("\n")[2]  # without the greeting
+
+    session = ChatSession(MODEL.find_chat(), None, {"max_tokens": 2}, json=False)
+    assert run_lines(session, "/system") == "There is no system prompt.\n"
+    assert "starts again" in run_lines(session, "/system  Be kind.")
+    run_lines(session, "Hello")
+    before = session.messages
+    assert len(before) == 3
+    assert run_lines(session, "/system ") == "System prompt: Be kind.\n"
+    assert session.messages == before
+    assert run_lines(session, "  /help") == HELP + "\n"
+    assert session.messages == before
+    assert run_lines(session, "/reset") == "The chat was forgotten.\n"
+    assert session.messages == [{"role": "system", "content": "Be kind."}]
+    assert run_lines(session, "/reset\tall", "/system") == "The chat was forgotten.\nThere is no system prompt.\n"
+
+
+def test_a_model_of_another_task_is_sent_to_qkv_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    encoder = qkv.new(qkv.Config(encoder=MODEL.config.stack, head=HeadConfig(kind="mlm", outputs=259)))
+    encoder.tokenizer = MODEL.tokenizer
+    encoder.save(tmp_path / "model")
+    assert cli.run_command(["chat", str(tmp_path / "model")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("qkv: qkv chat needs a model that continues a text, but ")
+    assert error.endswith(f"; use qkv run {tmp_path / 'model'}\n")
 
 
 def test_a_model_without_a_template_is_refused_before_the_first_message(

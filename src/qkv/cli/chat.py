@@ -1,6 +1,7 @@
 """`qkv chat`: chat with a model at a terminal, or with the lines of stdin as messages."""
 
 import json as json_format
+import shlex
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
     from qkv.tasks.chat.conversation import Chat
 
 PROMPT = "> "
-HELP = """/reset          forget the chat
-/system TEXT    forget the chat, and begin a new one with this system prompt
+HELP = """/reset          forget the chat; the system prompt stays
+/reset all      forget the chat and the system prompt
+/system         show the system prompt
+/system TEXT    forget the chat, and start a new one with this system prompt
 /help           this help
 Ctrl-C          stop an answer
 Ctrl-D          end"""
@@ -76,8 +79,15 @@ def chat(
         raise QkvError("there is no input: stdin is closed; give messages on stdin, one for each line")
     with fast_imports():
         from qkv import api
+        from qkv.tasks.evaluate import TASKS, find_task
 
     loaded = api.load(model, device=device)
+    task, language = find_task(loaded.config), TASKS["language"]
+    if task != language:
+        raise UsageError(
+            f"qkv chat needs a model that {language.description}, but {model} is a model that {task.description}; "
+            f"use qkv run {shlex.quote(model)}"
+        )
     sampling = {"temperature": temperature, "top_p": top_p, "seed": seed}
     chat = (loaded.quantize() if int8 else loaded).find_chat(template)
     session = ChatSession(chat, system, {"max_tokens": max_tokens, "special": special, **sampling}, json)
@@ -120,20 +130,25 @@ class ChatSession:
             except KeyboardInterrupt:  # Ctrl-C discards the line
                 print()
                 continue
-            if line.startswith("/"):
+            if line.lstrip().startswith("/"):
                 self.run_command(line)
             elif line.strip():
                 self.answer(line)
 
     def run_command(self, line: str) -> None:
         """Run a command such as /reset."""
-        name, _, rest = line.strip().partition(" ")
+        name, text = (*line.split(maxsplit=1), "")[:2]
         if name == "/reset":
-            self.reset(self.system)
+            self.reset(None if text.strip() == "all" else self.system)
+            message = "The chat was forgotten."
+        elif name == "/system" and text:
+            self.reset(text.strip())
+            message = "The system prompt is set, and the chat starts again."
         elif name == "/system":
-            self.reset(rest.strip() or None)
+            message = "There is no system prompt." if self.system is None else f"System prompt: {self.system}"
         else:
-            print(HELP if name == "/help" else f"there is no command {name}\n{HELP}", file=sys.stderr)
+            message = HELP if name == "/help" else f"there is no command {name}\n{HELP}"
+        print(message, file=sys.stderr)
 
     def answer(self, text: str) -> None:
         """Print the answer to a message while it is generated, and keep both."""
