@@ -208,6 +208,17 @@ def test_run_with_texts_prints_one_line_each(folder: Path, capsys: pytest.Captur
     assert len(capsys.readouterr().out.split("\n")) == 3
 
 
+def test_run_says_that_a_file_was_read_as_a_text(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "some lines.txt"
+    file.write_text("a\n")
+    assert cli.run_command(["run", str(folder), str(file), "no-file.txt", "--max-tokens", "2"]) == 0
+    notes = capsys.readouterr().err
+    assert f"'{file}' is a file, but is read as a text; to read its lines: < '{file}'" in notes
+    assert "no-file.txt" not in notes
+
+
 def test_run_takes_a_draft(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Speculative decoding gives the same text, from a model or from the text so far."""
     call = ["run", str(folder), "a b a b", "--max-tokens", "12"]

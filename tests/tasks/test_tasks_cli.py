@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from io import BytesIO, TextIOWrapper
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 import qkv
 import qkv.cli.evaluate
 from qkv import cli
+from qkv.cli.train import example_input
 from qkv.tasks.run import classify
 from qkv.tasks.task import TextModel
 
@@ -381,9 +383,9 @@ def test_a_model_that_knows_sentences_reads_them(models: Path, capsys: pytest.Ca
     command = ["run", str(models / "sentences"), "a fox. A dog", "--max-tokens", "4", "--json"]
     out, err = said(capsys, command)
     assert len(json.loads(out)["parts"]) == 2
-    assert "1 of 1 texts were read sentence by sentence" in err
+    assert "1 of 1 texts were read in several parts" in err
     assert "--no-sentences" in err
-    assert "sentence by sentence" not in said(capsys, [*command, "--sentences"])[1]
+    assert "in several parts" not in said(capsys, [*command, "--sentences"])[1]
     whole = said(capsys, ["run", str(models / "text_to_text"), *command[2:]])
     assert said(capsys, [*command, "--no-sentences"])[0] == whole[0]
     assert "parts" not in json.loads(whole[0])
@@ -476,3 +478,19 @@ def test_what_was_learnt_is_seen(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert accuracy("after") > 0.95
     (label,) = classify.run(TextModel(made.network, tokenizer, made.config), ["the lazy fox"])
     assert (label.label, label.probability > 0.9) == ("fox", True)
+
+
+@pytest.mark.parametrize("task", ["answer", "fill", "classify", "text_to_text"])
+def test_what_training_says_to_try_runs_even_without_a_short_text(models, files, capsys, task):
+    given = example_input(None, task)
+    text = subprocess.run(["bash", "-c", f"printf %s {given}"], capture_output=True, text=True, check=True).stdout
+    out, _ = said(capsys, ["run", str(models / task), text])
+    assert out
+
+
+def test_alternatives_of_several_sentences_are_shown_with_their_part(models, files, capsys):
+    call = ["run", str(models / "text_to_text"), "--top", "2", "--max-tokens", "4"]
+    single, _ = said(capsys, [*call, "the fox."])
+    assert len(single.splitlines()) == 2
+    several, _ = said(capsys, [*call, "--sentences", "the fox. A dog."])
+    assert [line.split()[:2] for line in several.splitlines()[1:]] == [["part", "1"], ["part", "2"]]

@@ -4,6 +4,8 @@ The results of a chunk are printed before the next chunk is read. So a file of a
 interrupted command has printed its results so far. On a terminal, a chunk is one line.
 """
 
+import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +27,9 @@ class InputLines:
 
     def __iter__(self) -> Iterator[list[str]]:
         if self.texts:
+            for text in filter(os.path.isfile, self.texts):
+                name = shlex.quote(text)
+                print(f"qkv run: {name} is a file, but is read as a text; to read its lines: < {name}", file=sys.stderr)
             yield list(self.texts)
             return
         if sys.stdin is None:

@@ -259,8 +259,8 @@ class RunNotes:
             )
         if self.num_in_parts:
             notes.append(
-                f"{self.num_in_parts} of {self.num_lines} texts were read sentence by sentence, because this model was "
-                "trained on sentences; --no-sentences reads a text in one piece"
+                f"{self.num_in_parts} of {self.num_lines} texts were read in several parts, because this model was "
+                "trained on single sentences; --no-sentences reads a text in one piece"
             )
         if self.num_with_unknown:
             notes.append(

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 NAMED_FIELD_SUFFIXES = {".jsonl", ".json", ".parquet"}
 """Formats in which every record names its fields. For other formats, `qkv init` prints how it reads the first line."""
 
+FALLBACK_INPUTS = {"answer": "$'your question\\tyour passage'", "fill": "'your [MASK] text'"}
+"""What a model can be tried on, for a shell, if there is no short validation text; other models read any text."""
+
 
 @app.command
 def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int = 1, json: Json = False) -> None:
@@ -61,6 +64,7 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
         from qkv.render.learning_curves import draw_curves
         from qkv.render.progress import stages_bar
         from qkv.render.training_display import make_watcher
+        from qkv.tasks.evaluate import find_task
         from qkv.tasks.train import open_recipe
         from qkv.tasks.train import train as train_recipe
 
@@ -76,13 +80,13 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
         curves = f"Learning curves: {folder / 'curves.svg'}"
     except QkvError as error:  # the run is complete even without the picture
         curves = f"The learning curves could not be drawn: {error}"
-    report = report_lines(end.folder)
+    report, task = report_lines(end.folder), find_task(trained.config).name
     summary = [f"{end.step:,} steps", *(f"{name} {value:.4g}" for name, value in end.metrics.items())]
     lines = [
         f"{end.folder}: {', '.join(summary)}",
         *report,
         curves,
-        f"Try it: qkv run {shlex.quote(end.folder)} {example_input(watcher.state.sample)}",
+        f"Try it: qkv run {shlex.quote(end.folder)} {example_input(watcher.state.sample, task)}",
         f"Is it good, and what next? qkv report {shlex.quote(end.folder)}",
     ]
     values = {"run": end.folder, "step": end.step, "seconds": end.seconds, "reason": end.reason, "metrics": end.metrics}
@@ -103,19 +107,19 @@ def report_lines(run: str) -> list[str]:
         return [f"No report was made: {error}"]
 
 
-def example_input(sample: "Sample | None") -> str:
-    """A validation text to try the model on, quoted for a shell, or 'your text' if there is no short one.
+def example_input(sample: "Sample | None", task: str = "") -> str:
+    """A validation text to try the model on, quoted for a shell, or words that say what to write if none is short.
 
     >>> from qkv.train.watch import Sample
-    >>> example_input(Sample("3 mars 1998", "", "")), example_input(None)
-    ("'3 mars 1998'", "'your text'")
+    >>> example_input(Sample("3 mars 1998", "", "")), example_input(None), example_input(None, "fill")
+    ("'3 mars 1998'", "'your text'", "'your [MASK] text'")
     >>> print(example_input(Sample("a ‖ b's", "", "", model_input="a\\tb's")))
     $'a\\tb\\'s'
     """
     text = "" if sample is None else sample.source if sample.model_input is None else sample.model_input
     parts = text.split("\t")
     if not 0 < len(text) <= 60 or not all(part.isprintable() for part in parts):
-        return "'your text'"
+        return FALLBACK_INPUTS.get(task, "'your text'")
     if len(parts) == 1:
         return shlex.quote(text)
     return "$'" + "\\t".join(part.replace("\\", "\\\\").replace("'", "\\'") for part in parts) + "'"

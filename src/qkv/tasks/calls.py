@@ -143,7 +143,7 @@ class TaskCalls:
     def complete(self, texts: Any, **options: Any) -> Any:
         """The most likely continuations of a text while it is being typed: the rest of a word, and what follows.
 
-        `top` is the number of suggestions (3) and `max_tokens` their length (8). The keys and values of the text are
+        There are at most `top` suggestions (3) of at most `max_tokens` tokens (8). The keys and values of the text are
         kept for the next call, which is fast if its text begins in the same way.
         """
         model = self._text_model("complete", "language")
@@ -253,7 +253,7 @@ def map_texts(run: Callable[[Sequence[Any]], Sequence[Any]], texts: Any, batch_s
         return stream_batches(run, iter(texts), batch_size)
     shown = repr(texts)
     raise UsageError(
-        "texts must be a text, a pair of texts as a tuple, or a list or an iterator of these, "
+        "texts must be a text, or a list or an iterator of texts (a pair of texts is a tuple), "
         f"got {shown if len(shown) <= 60 else shown[:60] + '…'} ({type(texts).__name__})"
     )
 

@@ -255,8 +255,10 @@ class GeneratedText(Result):
         return self.text
 
     def rows(self) -> list[Row]:
-        """The other hypotheses with their scores."""
-        return [(f"{other.score:.3f}", other.summary()) for other in self.alternatives]
+        """The other hypotheses with their scores; if there are several parts, those of each part with its number."""
+        rows = [(f"{other.score:.3f}", other.summary()) for other in self.alternatives]
+        of_parts = [(f"part {number}", *row) for number, part in enumerate(self.parts, 1) for row in part.rows()]
+        return [*rows, *of_parts]
 
     def tables(self) -> list[list[Row]]:
         """The other hypotheses, and the alignment."""

@@ -135,6 +135,12 @@ def check_top(top: int, minimum: int = 1) -> None:
         raise UsageError(f"top = {top!r}: must be an integer of at least {minimum}")
 
 
+def check_flag(name: str, value: bool | None) -> None:
+    """Raise an error if a flag is neither true nor false, such as the text "no", which Python takes for true."""
+    if value is not None and not isinstance(value, bool):
+        raise UsageError(f"{name} = {value!r}: must be True or False")
+
+
 def select_metrics(requested: Sequence[str], available: Sequence[str], default: Sequence[str]) -> list[str]:
     """The requested metrics, checked and without duplicates, or the default ones."""
     for name in requested:

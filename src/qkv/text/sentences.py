@@ -59,7 +59,7 @@ def split_sentences(text: str) -> list[CharSpan]:
             spans.append((start, end))
             start = gap.end()
     spans.append((start, len(text)))
-    stripped = [_strip(text, span) for span in spans]
+    stripped = [strip_span(text, span) for span in spans]
     return [(first, last) for first, last in stripped if first < last]
 
 
@@ -85,7 +85,8 @@ def _ends_sentence(text: str, start: int, gap: re.Match[str]) -> bool:
     return True
 
 
-def _strip(text: str, span: CharSpan) -> CharSpan:
+def strip_span(text: str, span: CharSpan) -> CharSpan:
+    """The span without white space around it."""
     start, end = span
     stripped = text[start:end].lstrip()
     start = end - len(stripped)
@@ -105,7 +106,7 @@ def split_to_fit(text: str, span: CharSpan, fits: Callable[[str], bool]) -> list
             break
     else:
         cut = next((i for i in range(middle, min(end, middle + 16)) if not category(text[i]).startswith("M")), middle)
-    halves = [_strip(text, (start, cut)), _strip(text, (cut, end))]
+    halves = [strip_span(text, (start, cut)), strip_span(text, (cut, end))]
     return [part for half in halves if half[0] < half[1] for part in split_to_fit(text, half, fits)]
 
 

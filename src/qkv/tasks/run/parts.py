@@ -1,7 +1,7 @@
 """Translate and summarise: generate a text for a text of any length, part by part.
 
-A translator reads sentence by sentence; the white space between sentences, with its line breaks, stays as it is. A
-summariser reads as many sentences at once as fit.
+A translator reads sentence by sentence; what is between sentences, such as line breaks, stays as it is. A summariser
+reads as many sentences at once as fit.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,8 @@ from qkv.tasks.results import GeneratedText, WordLink
 from qkv.tasks.run.align import align_words
 from qkv.tasks.run.classify import TOO_LONG_CHOICES
 from qkv.tasks.run.generate import generate_batched, limit_new_tokens, make_generation_options, prompt_ids
-from qkv.tasks.task import TextModel, check_top
+from qkv.tasks.run.verbatim import symbol_check, translatable_spans
+from qkv.tasks.task import TextModel, check_flag, check_top
 from qkv.text.sentences import CharSpan, fit_spans, split_sentences, split_to_fit
 
 EXTRA_TOKENS = 16
@@ -51,7 +52,8 @@ def translate(
 ) -> list[GeneratedText]:
     """Translate each text, sentence by sentence, or in one piece if `sentences` is false.
 
-    By default, a text that fits is read in one piece if the model was trained on other texts than sentences.
+    By default, a text that fits is read in one piece if the model was trained on other texts than sentences. Sentence
+    by sentence, URLs, list markers and symbols that the tokenizer has never seen are copied as they are.
     `top` above 1 adds the other hypotheses of a beam search with at least that many beams; if there are several
     sentences, to each result in `.parts`. `align` adds the source word of each word. `prefix` is how the translation
     must begin, up to the end of a word. `prompt` is put before every sentence, for models that were trained with one
@@ -60,13 +62,17 @@ def translate(
     """
     if not isinstance(prefix, str):
         raise UsageError(f"prefix must be a text, got {prefix!r}; for another prefix, make another call")
+    check_flag("sentences", sentences)
+    check_flag("align", align)
     fits = fits_into(model, prompt)
-
     reads_sentences = model.config.reads_sentences is not False
+
+    is_unseen = symbol_check(model.tokenizer)
 
     def split(text: str) -> list[CharSpan]:
         if sentences or (sentences is None and (reads_sentences or not fits(text))):
-            return [part for one in split_sentences(text) for part in split_to_fit(text, one, fits)]
+            found = [part for one in split_sentences(text) for part in translatable_spans(text, one, is_unseen)]
+            return [part for one in found for part in split_to_fit(text, one, fits)]
         return whole_span(text)
 
     parts = [[Part(text[start:end], (start, end)) for start, end in split(text)] for text in texts]
@@ -191,8 +197,10 @@ def join_parts(text: str, parts: Sequence[Part], *, keep_gaps: bool) -> Generate
         if not gap and joined and not joined.endswith(tuple(NO_SPACE)):
             gap = " "  # the source has no spaces between sentences, but this language has
         joined += gap
-        links += [shift_link(link, part.span[0], len(joined)) for link in part.result.alignment]
-        joined += part.result.text
+        # a part in the middle of a sentence may begin with a space
+        spaces = len(part.result.text) - len(part.result.text.lstrip()) if joined[-1:].isspace() else 0
+        links += [shift_link(link, part.span[0], len(joined) - spaces) for link in part.result.alignment]
+        joined += part.result.text[spaces:]
         position = part.span[1]
     joined += text[position:] if keep_gaps else ""
     results = [part.result for part in parts if part.result is not None]
