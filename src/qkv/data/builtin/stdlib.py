@@ -1,6 +1,7 @@
 """`stdlib`: the sources of Python's standard library, a corpus for language models that needs no download."""
 
 import hashlib
+import os
 import sysconfig
 from functools import cached_property
 from pathlib import Path
@@ -37,16 +38,20 @@ class Stdlib(BuiltinDataset):
     def paths(self) -> dict[str, list[str]]:
         """The files of each split, as paths relative to the library."""
         found: dict[str, list[str]] = {split: [] for split in SPLITS}
-        for file in self.folder.rglob("*.py"):
-            path = file.relative_to(self.folder)
-            if EXCLUDED_FOLDERS.isdisjoint(path.parts[:-1]) and not file.name.startswith(EXCLUDED_PREFIX):
+        for parent, folders, names in os.walk(self.folder):
+            folders[:] = [name for name in folders if name not in EXCLUDED_FOLDERS]  # os.walk does not enter the others
+            for name in names:
+                if not name.endswith(".py") or name.startswith(EXCLUDED_PREFIX):
+                    continue
+                file = Path(parent, name)
+                path = file.relative_to(self.folder).as_posix()
                 try:
                     text = file.read_text(encoding="utf-8")
                 except (UnicodeDecodeError, OSError):
-                    self.skipped.append(path.as_posix())
+                    self.skipped.append(path)
                     continue
                 if text.strip():
-                    found[assign_split(path_key(path.as_posix()))].append(path.as_posix())
+                    found[assign_split(path_key(path))].append(path)
         if not any(found.values()):
             raise QkvError(
                 f"{self.folder} has no Python sources: this Python is installed without the sources of its "
