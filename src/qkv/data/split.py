@@ -10,6 +10,7 @@ A split by content would leave gaps in the training text. The border moves when 
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -49,15 +50,21 @@ class ValidationSplit:
 
     def records(self, read_records: Callable[[], Iterable[Record]], split_name: SplitName) -> Iterator[Record]:
         """Yield the records of one side. `read_records` reads all records; a split by tail calls it twice."""
-        by_content = self.split_by == "content"
-        split = self._by_content(read_records(), split_name) if by_content else self._by_tail(read_records, split_name)
+        skipped: Counter[int] = Counter()
+        if self.split_by == "content":
+            split = self._by_content(read_records(), split_name, skipped)
+        else:
+            split = self._by_tail(read_records, split_name)
         record = None
         for record in split:
             yield record
         if record is None:
+            change = "larger" if split_name == "validation" else "smaller"
+            tail = ', or split one long text with data.valid_split_by = "tail"' if skipped.total() == 1 else ""
             raise QkvError(
-                f"a validation fraction of {self.fraction} leaves no records for {split_name}: there are too few "
-                "records. Change the fraction, add data, or split one long text with split_by = 'tail'"
+                f"a validation fraction of {self.fraction} leaves no records for {split_name}: "
+                f"{self._describe_shortage(skipped)}. Set a {change} fraction, or a validation file with "
+                f"data.valid{tail}"
             )
 
     def assign(self, record: Record) -> SplitName:
@@ -68,6 +75,12 @@ class ValidationSplit:
         >>> ValidationSplit(0.5).assign(same[0]) == ValidationSplit(0.5).assign(same[1])
         True
         """
+        return self._side(self._hash(record))
+
+    def _side(self, number: int) -> SplitName:
+        return "validation" if number < self.fraction * 2**64 else "train"
+
+    def _hash(self, record: Record) -> int:
         fields = record.fields
         if self.group_by:
             missing = [name for name in self.group_by if name not in fields]
@@ -84,10 +97,28 @@ class ValidationSplit:
             text = value if is_text else json.dumps(value, sort_keys=True, default=str)
             data = text.encode("utf-8", "surrogatepass")
             digest.update(f"{'t' if is_text else 'j'}{name}\0{len(data)}\0".encode() + data)
-        return "validation" if int.from_bytes(digest.digest(), "big") < self.fraction * 2**64 else "train"
+        return int.from_bytes(digest.digest(), "big")
 
-    def _by_content(self, records: Iterable[Record], split_name: SplitName) -> Iterator[Record]:
-        return (record for record in records if self.assign(record) == split_name)
+    def _by_content(self, records: Iterable[Record], split_name: SplitName, skipped: Counter[int]) -> Iterator[Record]:
+        """Count in `skipped` the hashes of the records before the first one of this side, for the error message."""
+        is_empty = True
+        for record in records:
+            number = self._hash(record)
+            if self._side(number) == split_name:
+                is_empty = False
+                yield record
+            elif is_empty:
+                skipped[number] += 1
+
+    def _describe_shortage(self, skipped: Counter[int]) -> str:
+        if len(skipped) == skipped.total():
+            return "there are too few records"
+        fields = f" (by {', '.join(self.group_by)})" if self.group_by else ""
+        different = "they are all equal" if len(skipped) == 1 else f"only {len(skipped):,} of them are different"
+        return (
+            f"there are {skipped.total():,} records, but {different}{fields}; equal records stay on the same side of "
+            "the split"
+        )
 
     def _by_tail(self, read_records: Callable[[], Iterable[Record]], split_name: SplitName) -> Iterator[Record]:
         """Split after ⌊number of characters · (1 − fraction)⌋ characters. A plain text that spans the border is cut."""
