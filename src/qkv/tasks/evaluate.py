@@ -79,9 +79,10 @@ def check_texts(task: Task, texts: Sequence[Any]) -> None:
         is_known = task.reads_words or (task.accepts_pairs and len(text) == 2) if is_list else isinstance(text, str)
         if not is_known:
             wanted = "words" if task.reads_words else "two texts" if task.accepts_pairs else "one text at a time"
+            advice = "give two strings" if is_list and task.accepts_pairs else "give a list of strings"
             raise UsageError(
                 f"text {number + 1} is {shorten(repr(text), 60)} ({type(text).__name__}), but a model that "
-                f"{task.description} reads {wanted}; give {'a list of strings' if not is_list else 'these'}"
+                f"{task.description} reads {wanted}; {advice}"
             )
 
 

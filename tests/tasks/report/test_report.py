@@ -316,6 +316,19 @@ def test_a_model_without_a_run_is_refused(tmp_path: Path) -> None:
         make_report(tmp_path)
 
 
+def test_a_folder_that_is_not_there_gets_the_nearest_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("nope", "runs/nope"):
+        with pytest.raises(UsageError, match=f"^{name}: no such folder; check the path$"):
+            make_report(name)
+    (tmp_path / "runs" / "dates").mkdir(parents=True)
+    for name in ("runs/datse", "dates"):
+        with pytest.raises(UsageError, match=f"^{name}: no such folder; .* did you mean runs/dates"):
+            make_report(name)
+    with pytest.raises(UsageError, match=r"not the folder of a run.*qkv eval en-fr DATA"):
+        make_report("en-fr")  # a model in the box
+
+
 def test_the_command_writes_a_page_and_json(healthy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["report", str(healthy), "--limit", "50"]) == 0
     out = capsys.readouterr().out
