@@ -226,7 +226,7 @@ def test_quickstart_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> N
     lines = [shlex.split(line) for line in printed.splitlines() if "/bin/qkv" in line]
     translate, train, use, echo = ([Path(words[0]).name, *words[1:]] for words in lines)
     run(translate, tmp_path)
-    assert capfd.readouterr().out.splitlines()[0] == "Le chat poursuivit la souris."
+    assert capfd.readouterr().out.splitlines()[0] == "Le chat a poursuivi la souris."
     assert train == ["qkv", "train", "dates"]
     run(
         [*train, "train.steps=8", "data.epoch_examples=600", "train.eval_examples=4", f"data.cache={tmp_path}"],

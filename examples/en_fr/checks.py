@@ -1,22 +1,35 @@
-"""Checks of single abilities: sentences of the test part with another name, number or address.
+"""Checks of single abilities: sentences of the test part with another name, number or address, and pronouns.
 
-The names are none of those in `swapped.py`, and no sentence of the test part was trained on.
+The names are none of those in `names.py`, the nouns stand for no "it" in generated pairs, and `make.py` generates no
+sentence of the checks.
 """
 
 import random
 import re
 from collections.abc import Sequence
+from itertools import product
 
 from pairs import Pair, read_pairs
 from swapped import TU, VOUS, add_address, find_address, swap_digits, swap_names, swap_number_words
+from words import read_nouns
 
-NAMES = {
-    "Tom": ["Bruno", "Hassan", "Giovanni", "Lars", "Pablo", "Dmitri", "Kwame", "Thiago", "Hiroshi", "Aleksander"],
-    "Mary": ["Heidi", "Olga", "Svetlana", "Aisha", "Chloe", "Beatriz", "Xiaoling", "Noor", "Freya", "Guadalupe"],
-}
+MEN = (
+    "Bruno Hassan Giovanni Lars Pablo Dmitri Kwame Thiago Hiroshi Aleksander Enrique Yusuf Mateusz Rajesh Connor Sipho"
+)
+WOMEN = (
+    "Heidi Olga Svetlana Aisha Beatriz Xiaoling Noor Freya Guadalupe Leila Zainab Shreya Caitlin Ludmila Yara Nomvula"
+)
+NAMES = {"Tom": MEN.split(), "Mary": WOMEN.split(), "Boston": ["Boston"]}
+NOUNS = read_nouns("""
+    car voiture f, soup soupe f, apple pomme f, house maison f, table table f, book livre m, ladder échelle f,
+    plate assiette f, tree arbre m, clock horloge f, wallet portefeuille m, bridge pont m
+""")
+REASONS = ["I washed the {} because it was dirty.", "The {} fell because it was too heavy."]
+REASONS += ["She painted the {} because it was ugly.", "I like the {}, but it is too expensive."]
+REASONS += ["We chose this {} because it looked good."]
 PER_KIND = 200
-CHECKS = ("names", "digits", "number words", "tu and vous")
-Check = tuple[str, str, str]  # kind, English, and what the French must have: words, or "tu" or "vous"
+CHECKS = ("names", "digits", "number words", "tu and vous", "pronouns")
+Check = tuple[str, str, str]  # kind, English, and what the French must have: words, or one of tu and vous, il and elle
 
 
 def new_words(french: str, old: str) -> str:
@@ -26,14 +39,14 @@ def new_words(french: str, old: str) -> str:
 
 
 def make_checks(pairs: Sequence[Pair]) -> list[Check]:
-    """At most 200 checks of each kind, from pairs that no model was trained on. An English sentence is used once."""
+    """At most 200 checks of each kind; `pairs` are pairs that no model was trained on. A sentence is used once."""
     chosen = random.Random(1)
     single = list({english: (english, french) for english, french in pairs}.values())
     found: list[Check] = []
     for pair in single:
-        for english, _ in swap_names([pair], chosen, NAMES):
-            name = next(name for name in [*NAMES["Tom"], *NAMES["Mary"]] if name in english)
-            found.append(("names", english, name))
+        for english, _ in swap_names([pair], lambda kind: chosen.choice(NAMES[kind])):
+            names = [name for name in (MEN + " " + WOMEN).split() if name in english]
+            found.append(("names", english, " ".join(names)))
         for english, french in swap_digits([pair], 4, chosen):
             found.append(("digits", english, " ".join(sorted(set(re.findall(r"\d+", french))))))
         for english, french in swap_number_words([pair], 2, chosen):
@@ -41,13 +54,14 @@ def make_checks(pairs: Sequence[Pair]) -> list[Check]:
                 found.append(("number words", english, new_words(french, pair[1])))
         for english, french in add_address([pair], chosen):
             found.append(("tu and vous", english, find_address((english, french))))
+    found += [("pronouns", frame.format(noun.english), noun.pronoun) for noun, frame in product(NOUNS, REASONS)]
     found = [check for check in dict.fromkeys(found) if check[2]]
     kinds = {kind: [check for check in found if check[0] == kind] for kind in CHECKS}
     return [check for several in kinds.values() for check in chosen.sample(several, min(PER_KIND, len(several)))]
 
 
 def passes(check: Check, french: str) -> bool:
-    """Whether a translation has the words of a check, or the right one of tu and vous.
+    """Whether a translation has the words of a check, or the right one of two pronouns.
 
     >>> passes(("names", "I saw Olga.", "Olga"), "J'ai vu Olga."), passes(("digits", "I have 12.", "12"), "J'en ai 2.")
     (True, False)
@@ -58,6 +72,8 @@ def passes(check: Check, french: str) -> bool:
     if kind == "tu and vous":
         found = [name for name, words in (("tu", TU), ("vous", VOUS)) if re.search(words, french, re.IGNORECASE)]
         return found == [expected]
+    if kind == "pronouns":  # in lower case, because a sentence may begin with another one
+        return [word for word in ("il", "elle") if re.search(rf"\b{word}\b", french)] == [expected]
     return all(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", french) for word in expected.split())
 
 

@@ -6,51 +6,28 @@ copy them, and nothing in "Where are you going?" says whether French needs tu or
 
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from names import ELIDED, KNOWN
 from numbers_in_words import english_number, french_number
 from pairs import Pair
-
-MEN = """
-    Paul Peter John David Michael Robert Daniel Nicolas Simon Lucas Victor Gabriel Samuel Kevin Brian Carlos Mohamed
-    Yuki Ravi Boris Karim Ben Max Leo Jack Sam Mark Steve George Frank Martin Philip Richard Bill Bob Jim Ken Nick
-    Tim Dan Joe Luke Matt Ryan Sean Scott Walter Wei Juan Pierre Jean Adam Eric Oscar Omar Ivan Alex Arthur Antoine
-"""
-WOMEN = """
-    Maria Julia Sarah Laura Sophie Kate Linda Jane Lucy Lisa Susan Nancy Claire Julie Nadia Fatima Yoko Rachel Rosa
-    Clara Diana Vera Zoe Betty Carol Jessica Jennifer Karen Lea Manon Nina Paula Ruth Sandra Tina Wendy Mei Priya
-    Camille Anna Emma Alice Eva Olivia Isabelle Emily Ingrid
-"""
-NAMES = {"Tom": MEN.split(), "Mary": WOMEN.split()}
-CLUSTERS = "bl br ch cl dm dr fr gl gr gu kh kr kw ph sh st sv th tr"
-ONSETS = [*"bcdfghjklmnprstvwxyz"]
-VOWELS = [*"aaaeeeiiiooouuuy", "ai", "ao", "au", "ee", "ei", "ia", "io", "oo", "ou"]
-CODAS = [*[""] * 20, *"klmnnrrsstxz", "ck", "ks", "ll", "nd", "nn", "tt"]
-ENDINGS = {"Tom": ["", *"bdklmnorstx", "ck", "ld", "rd"], "Mary": ["a", "e", "ia", "ie", "na", "lle", "y", "ine"]}
+from words import capital
 
 NUMBER_WORDS = {english_number(n): n for n in [*range(3, 21), 30, 40, 50]}
 
 INFORMAL = [("Mom", "Maman"), ("Dad", "Papa"), ("my darling", "mon chéri"), ("my friend", "mon ami"), ("Tom", "Tom")]
 FORMAL = [("sir", "Monsieur"), ("madam", "Madame"), ("doctor", "docteur"), ("Mr. Jackson", "Monsieur Jackson")]
-FORMAL += [
-    ("gentlemen", "Messieurs"),
-    ("ladies and gentlemen", "Mesdames et Messieurs"),
-    ("officer", "Monsieur l'agent"),
-]
+FORMAL += [("officer", "Monsieur l'agent"), ("Mrs. Smith", "Madame Smith")]
+SEVERAL = [("gentlemen", "Messieurs"), ("ladies and gentlemen", "Mesdames et Messieurs"), ("children", "les enfants")]
+SEVERAL += [("boys", "les garçons"), ("my friends", "mes amis")]
+ONE_MAN = {"tu": [INFORMAL[1], INFORMAL[3], INFORMAL[4]], "vous": [FORMAL[0], FORMAL[3], FORMAL[4]]}
+ANYONE = {"tu": INFORMAL, "vous": FORMAL + SEVERAL}
+TO_BE = r"\b(?:es|êtes|être|sois|soyez|étais|étiez|seras|serez|seriez|été)\b"
 TU = r"\b(?:tu|te|toi|ton|ta|tes)\b|\bt'"
 VOUS = r"\b(?:vous|votre|vos)\b"
 SENTENCE_STARTS = """
     Are Can Could Did Do Does Don't Have How If Is May Please What When Where Which Who Why Will Would You Your
 """
-
-
-def capital(text: str) -> str:
-    """The text with a capital first letter.
-
-    >>> capital("l'ours")
-    "L'ours"
-    """
-    return text[:1].upper() + text[1:]
 
 
 def has_same_numbers(pair: Pair) -> bool:
@@ -63,6 +40,18 @@ def has_same_numbers(pair: Pair) -> bool:
     """
     english, french = (sorted(re.findall(r"\d+", text)) for text in pair)
     return english == french
+
+
+def keeps_names(pair: Pair, references: Iterable[str]) -> bool:
+    """Whether the French side has each capitalised word of English, after the first, that a reference has.
+
+    >>> keeps_names(("I saw Tom.", "J'ai vu un homme."), ["J'ai vu Tom."])
+    False
+    >>> keeps_names(("I saw Tom on Monday.", "J'ai vu Tom lundi."), ["J'ai vu Tom lundi."])
+    True
+    """
+    names = re.findall(r"(?<=[a-z,] )[A-Z]\w+", pair[0])
+    return all(name in pair[1] for name in names if any(name in text for text in references))
 
 
 def replace_words(text: str, new: Mapping[str, str]) -> str:
@@ -83,8 +72,12 @@ def swap_digits(pairs: Iterable[Pair], copies: int, chosen: random.Random) -> It
     """
     for english, french in pairs:
         numbers = sorted(set(re.findall(r"\d+", english)))
-        if not numbers or not has_same_numbers((english, french)) or re.search(r"\d[:.,]\d|\b1\b", english):
-            continue  # times and decimals are written differently, and after 1 there is no plural
+        if (
+            not numbers
+            or not has_same_numbers((english, french))
+            or re.search(r"\d[:.,]\d|\b1\b|\d(?:st|nd|rd|th)\b", english)
+        ):
+            continue  # times, decimals and ordinals are written differently, and after 1 there is no plural
         for _ in range(copies):
             lows = [10 ** (len(number) - 1) for number in numbers]
             new = {
@@ -107,26 +100,14 @@ def swap_number_words(pairs: Iterable[Pair], copies: int, chosen: random.Random)
         old = french_number(NUMBER_WORDS[words[0]])
         if len(re.findall(rf"(?<![\w-]){old}(?![\w-])", french)) != 1:
             continue
+        if re.search(r"hundred|thousand|million|cents?\b|mille", english + french):
+            continue
         is_time = bool(re.search(r"heure|o'clock|\bmidi\b", french + english))
         for _ in range(copies):
             number = chosen.choice([n for n in range(2, 13 if is_time else 100) if n % 10 != 1 or n == 11])
             in_words = (english_number(number), french_number(number))
             new = chosen.choice([in_words, (str(number), str(number))])
             yield replace_words(english, {words[0]: new[0]}), replace_words(french, {old: new[1]})
-
-
-def invent_name(kind: str, chosen: random.Random) -> str:
-    """A name that nobody has, so that the model learns to copy names and not to know them.
-
-    >>> [invent_name("Mary", random.Random(seed)) for seed in (1, 2, 5)]
-    ['Jiine', 'Cania', 'Thiokstatie']
-    """
-    starts = [
-        chosen.choice(["", "", *ONSETS, *CLUSTERS.split()]),
-        *chosen.choices(ONSETS, k=chosen.choice([0, 1, 1, 2])),
-    ]
-    syllables = [start + chosen.choice(VOWELS) + chosen.choice(CODAS) for start in starts]
-    return ("".join(syllables) + chosen.choice(ENDINGS[kind])).capitalize()
 
 
 def put_name(pair: Pair, old: str, new: str) -> Pair:
@@ -136,25 +117,26 @@ def put_name(pair: Pair, old: str, new: str) -> Pair:
     ('I think Emma lied.', "Je pense qu'Emma a menti.")
     """
     english, french = (re.sub(rf"\b{old}\b", new, text) for text in pair)
-    if new[0] in "AEIOU":
+    if new[0] in ELIDED:
         french = re.sub(rf"\b(d|qu|[Jj]usqu|[Ll]orsqu|[Pp]uisqu|[Dd]|[Qq]u)e {new}", rf"\1'{new}", french)
     return english, french
 
 
-def swap_names(
-    pairs: Iterable[Pair], chosen: random.Random, names: Mapping[str, Sequence[str]] | None = None
-) -> Iterator[Pair]:
-    """Copies of pairs with Tom or Mary on both sides, with one of `names`; by default, often an invented one.
+def swap_names(pairs: Iterable[Pair], pick: Callable[[str], str]) -> Iterator[Pair]:
+    """Copies of pairs with Tom, Mary or Boston on both sides, with names that `pick` returns instead of all of these.
 
-    >>> list(swap_names([("I saw Tom.", "J'ai vu Tom."), ("Wait.", "Attends.")], random.Random(1), {"Tom": ["Omar"]}))
-    [('I saw Omar.', "J'ai vu Omar.")]
+    >>> pairs = [("I saw Tom.", "J'ai vu Tom."), ("Wait.", "Attends."), ("Tom loves Mary.", "Tom aime Mary.")]
+    >>> list(swap_names(pairs, {"Tom": "Omar", "Mary": "Ana"}.__getitem__))
+    [('I saw Omar.', "J'ai vu Omar."), ('Omar loves Ana.', 'Omar aime Ana.')]
     """
     for pair in pairs:
-        for old in names or NAMES:
-            counts = [len(re.findall(rf"\b{old}\b", text)) for text in pair]
-            if counts[0] == counts[1] > 0:
-                known = chosen.choice((names or NAMES)[old])
-                yield put_name(pair, old, known if names or chosen.random() < 0.4 else invent_name(old, chosen))
+        counts = {old: [len(re.findall(rf"\b{old}\b", text)) for text in pair] for old in KNOWN}
+        found = [old for old, (one, other) in counts.items() if one or other]
+        if found and all(one == other for one, other in counts.values()):
+            swapped = pair
+            for old in found:
+                swapped = put_name(swapped, old, pick(old))
+            yield swapped
 
 
 def find_address(pair: Pair) -> str:
@@ -166,19 +148,50 @@ def find_address(pair: Pair) -> str:
 
 
 def add_address(pairs: Sequence[Pair], chosen: random.Random) -> Iterator[Pair]:
-    """Copies of pairs with "you" that begin with an address, such as "Mom," for tu and "Sir," for vous.
+    """Copies of pairs with "you" and an address, such as "Mom" for tu and "sir" for vous, at the start or at the end.
+
+    With forms of "être", after which an adjective has to agree, the address is one man.
 
     >>> pairs = [("Where are you going?", "Où vas-tu ?")]
-    >>> list(add_address(pairs, random.Random(0)))
-    [('My friend, where are you going?', 'Mon ami, où vas-tu ?')]
+    >>> list(add_address(pairs * 2, random.Random(1)))
+    [('Dad, where are you going?', 'Papa, où vas-tu ?'), ('Where are you going, Mom?', 'Où vas-tu, maman ?')]
     """
     starts = set(SENTENCE_STARTS.split())
     for english, french in pairs:
         kind = find_address((english, french))
-        if kind and english.split()[0] in starts and not re.match(r"(?:Tom|Mary|Dieu)\b", french):
-            address = chosen.choice(INFORMAL if kind == "tu" else FORMAL)
-            texts = [
-                f"{capital(one)}, {text[0].lower()}{text[1:]}"
-                for one, text in zip(address, (english, french), strict=True)
-            ]
-            yield texts[0], texts[1]
+        if not kind or english.split()[0] not in starts or re.match(r"(?:Tom|Mary|Dieu)\b", french):
+            continue
+        may_agree = bool(re.search(TO_BE, french, re.IGNORECASE))
+        if may_agree and re.search(r"\w(?:es?|s)\W*$", french):  # it may end in a feminine or plural adjective
+            continue
+        address = chosen.choice(ONE_MAN[kind] if may_agree else ANYONE[kind])
+        if english[-1] in ".?" and french[-1] == english[-1] and chosen.random() < 0.35:
+            yield f"{english[:-1]}, {address[0]}{english[-1]}", put_at_end(french, address[1])
+        else:
+            sentences = (f"{text[0].lower()}{text[1:]}" for text in (english, french))
+            one, other = (f"{capital(name)}, {text}" for name, text in zip(address, sentences, strict=True))
+            yield one, other
+
+
+def put_at_end(french: str, address: str) -> str:
+    """The sentence with an address before its end mark.
+
+    >>> put_at_end("Où vas-tu ?", "Maman"), put_at_end("Tu es en retard.", "Tom")
+    ('Où vas-tu, maman ?', 'Tu es en retard, Tom.')
+    """
+    name = address.lower() if address in ("Maman", "Papa") else address
+    return f"{french[:-1].rstrip()}, {name}{' ' if french[-1] == '?' else ''}{french[-1]}"
+
+
+def say_you_all(pairs: Iterable[Pair]) -> Iterator[Pair]:
+    """Copies of questions to "vous" that ask several people.
+
+    >>> list(say_you_all([("Do you want to eat?", "Voulez-vous manger ?"), ("Do you swim?", "Nages-tu ?")]))
+    [('Do you all want to eat?', 'Voulez-vous tous manger ?')]
+    """
+    for english, french in pairs:
+        if (
+            re.match(r"(?:Do|Can|Will|Have|Did) you (?!all|both|two|guys)", english)
+            and len(re.findall(r"-vous (?!les|mes|ses|ces|nos|vos|leurs)", french)) == 1
+        ):
+            yield english.replace(" you ", " you all ", 1), french.replace("-vous ", "-vous tous ", 1)

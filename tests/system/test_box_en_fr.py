@@ -11,7 +11,7 @@ from qkv.store.model_card import read_card
 MAX_BYTES = 15_000_000
 CAT = "The cat chased the mouse."
 TRANSLATIONS = {
-    CAT: "Le chat poursuivit la souris.",
+    CAT: "Le chat a poursuivi la souris.",
     "I love you very much.": "Je t'aime beaucoup.",
     "The animal didn't cross the street because it was too tired.": (
         "L'animal n'a pas traversé la rue parce qu'il était trop fatigué."
@@ -25,13 +25,19 @@ TRANSLATIONS = {
         "Nous n'avons pas traversé le pont parce qu'il était trop étroit."
     ),
     "Tom, you are my best friend.": "Tom, tu es mon meilleur ami.",
-    "Mom, where are you going?": "Maman, où vas-tu ?",
+    "Where are you going, Dad?": "Où vas-tu, papa ?",
+    "Do you all speak French?": "Parlez-vous tous français ?",
     "Excuse me, sir, are you a doctor?": "Excusez-moi, Monsieur, êtes-vous médecin ?",
     "Nobody wants to talk to her.": "Personne ne veut lui parler.",
     "She doesn't eat meat anymore.": "Elle ne mange plus de viande.",
     "She was born in 1987.": "Elle est née en 1987.",
     "There are 365 days in a year.": "Il y a 365 jours dans une année.",
-    "I gave Bruno the keys.": "J'ai donné les clés à Bruno.",
+    "Bruno gave Olga the keys.": "Bruno a donné les clés à Olga.",
+    "He has neither a brother nor a sister.": "Il n'a ni frère ni sœur.",
+    "She threw the apple away because it was rotten.": "Elle a jeté la pomme parce qu'elle était pourrie.",
+    "The bird didn't fly away because it was hurt.": "L'oiseau ne s'est pas envolé parce qu'il était blessé.",
+    "My phone number is 555-0187.": "Mon numéro de téléphone est le 555-0187.",
+    "He was born on March 14, 1962.": "Il est né le 14 mars 1962.",
 }
 
 

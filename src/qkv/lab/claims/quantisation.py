@@ -134,7 +134,7 @@ def example() -> None:
     translator = qkv.load("en-fr")
     sources = ["The cat chased the mouse.", "We missed the last train, so we had to take a taxi."]
     targets = [
-        "Le chat poursuivit la souris.",
+        "Le chat a poursuivi la souris.",
         "Nous avons raté le dernier train, donc nous avons dû prendre un taxi.",
     ]
     for name, model in (("float32", translator), ("int8", translator.quantize("int8"))):
