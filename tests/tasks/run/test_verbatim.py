@@ -1,36 +1,115 @@
-"""What a translator copies as it is: URLs, list markers, and symbols that its tokenizer has never seen."""
+"""What a translator copies as it is: URLs, list markers, and symbols that its tokenizer never saw."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import qkv
 from qkv.errors import UsageError
-from qkv.tasks.run.verbatim import symbol_check, translatable_spans
+from qkv.tasks.results import GeneratedText, WordLink
+from qkv.tasks.run.verbatim import inner_span, leave_out_copied, symbol_check
 from qkv.text import Tokenizer
+from qkv.text.words import split_words
+
+EN_FR = qkv.load("en-fr")
+UNSEEN = "☃♥€“”–—😀👩💻".__contains__
 
 
 @pytest.mark.parametrize(
-    ("text", "parts"),
+    ("text", "read", "copied"),
     [
-        ("Hello ☃.", ["Hello"]),
-        ("I ☃ you!", ["I", "you!"]),
-        ("See https://example.org/a?b=c.", ["See"]),
-        ("www.example.org", []),
-        ("- One thing", ["One thing"]),
-        ("2. Next", ["Next"]),
-        ("3. Mai 2021", ["3. Mai 2021"]),
-        ("3.5 liters", ["3.5 liters"]),
-        ("do☃not", ["do☃not"]),
-        ("- April is cold.", ["April is cold."]),
-        ("Awww...so cute!", ["Awww...so cute!"]),
-        ("I read HTTPS://example.org/a_(b) (again).", ["I read", "(again)."]),
-        ("(☃) The cat, ☃, and I.", ["The cat,", "and I."]),
-        ("☃ ... ☃", []),
-        ("Nothing special.", ["Nothing special."]),
+        ("Hello ☃.", "Hello.", ["☃"]),
+        ("I ☃ you!", "I you!", ["☃"]),
+        ("I ☃ ♥ you", "I you", ["☃", "♥"]),
+        ("Hello ☃☃", "Hello", ["☃☃"]),
+        ("He paid €20 for it.", "He paid 20 for it.", ["€"]),
+        ("5€ each", "5 each", ["€"]),
+        ("😀 Yes", "Yes", ["😀"]),
+        ("A 👩\u200d💻 works", "A works", ["👩\u200d💻"]),
+        ("See https://example.org/a?b=c.", "See.", ["https://example.org/a?b=c"]),
+        ("Read it (https://example.org) first.", "Read it first.", ["(https://example.org)"]),
+        ("I read HTTPS://example.org/a_(b) (again).", "I read (again).", ["HTTPS://example.org/a_(b)"]),
+        ("www.example.org/☃", "", ["www.example.org/☃"]),
+        ("(☃) The cat, ☃, and I.", "The cat,, and I.", ["(☃)", "☃"]),
+        ("“Yes” – he said—slowly – 1914–1918 e\u0301☃s", '"Yes", he said, slowly, 1914-1918 e\u0301☃s', []),
+        ("do☃not", "do☃not", []),
+        ("Awww...so cute!", "Awww...so cute!", []),
     ],
 )
-def test_the_parts_that_are_translated(text: str, parts: list[str]) -> None:
-    spans = translatable_spans(text, (0, len(text)), "☃".__contains__)
-    assert [text[start:end] for start, end in spans] == parts
+def test_what_the_model_reads(text: str, read: str, copied: list[str]) -> None:
+    source = leave_out_copied(text, UNSEEN)
+    assert source.text == read
+    assert [one.text for one in source.copied] == copied
+    assert all(text[i] == character or character in '"-, ' for i, character in zip(source.origins, read, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        ("- One thing", "One thing"),
+        ("— Hello.", "Hello."),
+        ("2. Next", "Next"),
+        ("3. Mai 2021", "3. Mai 2021"),
+        ("3.5 liters", "3.5 liters"),
+        ("- April is cold.", "April is cold."),
+        ("“Yes.”", "Yes."),
+        ('"Yes," he said, "no."', '"Yes," he said, "no."'),
+    ],
+)
+def test_list_markers_and_quotation_marks_around_a_sentence_are_not_read(text: str, inside: str) -> None:
+    start, end = inner_span(text, (0, len(text)))
+    assert text[start:end] == inside
+
+
+def identity(text: str) -> list[WordLink]:
+    """The alignment of a text with itself."""
+    return [WordLink(text[a:b], text[a:b], a, b, a, b, 1.0) for a, b in split_words(text)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Hello ☃.",
+        "I ☃ you!",
+        "I ☃ ♥ you",
+        "☃ I know (☃) you",
+        "He paid €20 for 5€ and 7 €.",
+        "Tom♥ and Ann see https://example.org, too.",
+        "Read it (https://example.org) first. ☃",
+        "the the ♥the the♥ the ♥ the",
+    ],
+)
+def test_copies_are_inserted_where_they_were(text: str) -> None:
+    source = leave_out_copied(text, UNSEEN)
+    result = GeneratedText(source.text, source.text, 0.0, "end", [])
+    assert source.insert_copies(result, lambda one: identity(one.text)).text == text
+
+
+@given(st.text("ab ☃€(.)2–", max_size=40))
+def test_every_copy_is_in_the_result_and_links_point_to_their_words(text: str) -> None:
+    source = leave_out_copied(text.strip(), UNSEEN)
+    links = identity(source.text)
+    result = GeneratedText(source.text, source.text, 0.0, "end", [], alignment=links)
+    found = source.insert_copies(result, lambda one: identity(one.text))
+    assert sorted(found.text.replace(" ", "")) == sorted(
+        source.text.replace(" ", "") + "".join(one.text for one in source.copied).replace(" ", "")
+    )
+    assert [found.text[link.target_start : link.target_end] for link in found.alignment] == [
+        one.target for one in links
+    ]
+
+
+def test_words_in_another_order_keep_their_symbol() -> None:
+    """The gap is the one with the fewest words on the wrong side, even if a link is wrong."""
+    source = leave_out_copied("a black cat ☃ and a white dog", UNSEEN)
+    target = "un chat noir et un chien blanc"
+    pairs = {"un": "dog", "chat": "cat", "noir": "black", "et": "and", "chien": "dog", "blanc": "white"}  # one is wrong
+    links = [
+        WordLink(pairs[target[a:b]], target[a:b], source.text.index(pairs[target[a:b]]), 0, a, b, 1.0)
+        for a, b in split_words(target)
+    ]
+    result = GeneratedText(source.text, target, 0.0, "end", [])
+    assert source.insert_copies(result, lambda _: links).text == "un chat noir ☃ et un chien blanc"
 
 
 def test_a_symbol_of_the_training_text_is_no_unseen_one() -> None:
@@ -38,49 +117,66 @@ def test_a_symbol_of_the_training_text_is_no_unseen_one() -> None:
     tokenizer = Tokenizer.train("byte-bpe", iter(texts), vocab_size=400, special_tokens=["pad", "eos"])
     is_unseen = symbol_check(tokenizer)
     assert [is_unseen(one) for one in "☃☂😀é a"] == [False, True, True, False, False, False]
-    words = Tokenizer.train("char", iter(["a ☃ b"]), vocab_size=20, special_tokens=["pad", "eos", "unk"])
-    assert [symbol_check(words)(one) for one in "☃😀"] == [False, True]
+    assert not symbol_check(Tokenizer.train("byte", iter(texts), vocab_size=300, special_tokens=["pad", "eos"]))("😀")
+
+
+@pytest.mark.parametrize("kind", ["char", "word", "unigram", "bpe", "wordpiece"])
+def test_symbols_count_as_seen_in_every_kind_of_tokenizer(kind: str) -> None:
+    texts = ["The dogs’ “balls” , ☃ … 。", "“Yes” … 。 ☃ the dogs’"] * 30
+    tokenizer = Tokenizer.train(kind, iter(texts), vocab_size=120, special_tokens=["pad", "eos", "unk"])
+    is_unseen = symbol_check(tokenizer)
+    assert [one for one in "☃…。😀" if is_unseen(one)] == ["😀"]
+    assert kind == "word" or not any(map(is_unseen, "’“”"))
 
 
 @pytest.mark.parametrize("kind", ["byte", "word", "char", "byte-bpe", "unigram"])
-def test_letters_of_every_script_are_translated(kind: str) -> None:
-    texts = ["मैं घर जाता हूँ", "მე სახლში ვარ", "我 喜欢 猫", "Huế là đẹp", "ผมรักเธอ"]
+def test_letters_of_every_script_are_read(kind: str) -> None:
+    texts = ["मैं घर जाता हूँ", "მე სახლში ვარ", "我 喜欢 猫", "Huế là đẹp", "ผมรักเธอ", "पक्\u200dका घर"]
     special_tokens = ["pad", "eos"] if kind.startswith("byte") else ["pad", "eos", "unk"]
     tokenizer = Tokenizer.train(kind, iter(texts), vocab_size=400, special_tokens=special_tokens)
     for text in [*texts, "你好世界"]:
-        assert translatable_spans(text, (0, len(text)), symbol_check(tokenizer)) == [(0, len(text))]
+        assert leave_out_copied(text, symbol_check(tokenizer)).text == text
 
 
-def test_the_translator_in_the_box_copies_what_it_cannot_know() -> None:
-    model = qkv.load("en-fr")
-    texts = [
-        "The cat is black 😀.",
-        "- The cat is black.",
-        "“The cat is black.”",
-        "Look: https://example.org/a?b=c",
-        "...",
-    ]
-    found = [result.text for result in model.translate(texts)]
-    assert found[0] == "Le chat est noir 😀."
-    assert found[1].startswith("- Le chat est noir")
-    assert found[2] == "“Le chat est noir.”"
-    assert found[3].endswith(" https://example.org/a?b=c")
-    assert found[4] == "..."
-    mixed = "The cat is black 😀 and the dog is white."
-    result = model.translate(mixed, align=True)
-    assert len(result.parts) == 2
+@pytest.mark.parametrize(
+    ("text", "translation"),
+    [
+        ("The cat is black 😀.", "Le chat est noir 😀."),
+        ("- The cat is black.", "- Le chat est noir."),
+        ("“The cat is black.”", "“Le chat est noir.”"),
+        ("The cat is black 😀 and the dog is white.", "Le chat est noir 😀 et le chien est blanc."),
+        ("He paid €20 for it.", "Il a payé €20 pour cela."),
+        ("I was tired — very tired.", "J'étais fatigué, très fatigué."),
+        ("I read https://example.org/a?b=c yesterday.", "J'ai lu https://example.org/a?b=c hier."),
+        ("Where is Tom? 😀", "Où est Tom ? 😀"),
+        ("12", "12"),
+        ("...", "..."),
+    ],
+)
+def test_the_translator_in_the_box_copies_what_it_cannot_know(text: str, translation: str) -> None:
+    assert EN_FR.translate(text).text == translation
+
+
+def test_alignment_and_alternatives_have_the_copies() -> None:
+    text = "The cat is black 😀 and the dog is white. I paid €20."
+    result = EN_FR.translate(text, align=True, top=2)
+    assert [len(part.alternatives) for part in result.parts] == [1, 1]
+    assert all("😀" in one.text for one in (result.parts[0], *result.parts[0].alternatives))
+    assert {"cat": "chat", "dog": "chien", "20": "20"}.items() <= {
+        link.source: link.target for link in result.alignment
+    }.items()
     for link in result.alignment:
-        assert mixed[link.source_start : link.source_end] == link.source
+        assert text[link.source_start : link.source_end] == link.source
         assert result.text[link.target_start : link.target_end] == link.target
-    assert model.translate(mixed, sentences=False).parts == []  # in one piece, nothing is copied
+    assert EN_FR.translate(text, sentences=False).parts == []  # in one piece, nothing is copied
 
 
 @pytest.mark.parametrize("name", ["sentences", "align"])
 def test_a_flag_is_no_text(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name} = 'no': must be True or False"):
-        qkv.load("en-fr").translate("Hello.", **{name: "no"})
+        EN_FR.translate("Hello.", **{name: "no"})
 
 
 def test_a_tuple_is_no_list_of_texts() -> None:
     with pytest.raises(UsageError, match="reads one text at a time; give a list of strings"):
-        qkv.load("en-fr").translate(("Hello.", "Good bye."))
+        EN_FR.translate(("Hello.", "Good bye."))

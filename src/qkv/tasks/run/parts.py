@@ -6,6 +6,7 @@ reads as many sentences at once as fit.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from qkv.decode import GenerationOptions
@@ -16,7 +17,7 @@ from qkv.tasks.results import GeneratedText, WordLink
 from qkv.tasks.run.align import align_words
 from qkv.tasks.run.classify import TOO_LONG_CHOICES
 from qkv.tasks.run.generate import generate_batched, limit_new_tokens, make_generation_options, prompt_ids
-from qkv.tasks.run.verbatim import symbol_check, translatable_spans
+from qkv.tasks.run.verbatim import CleanSource, inner_span, leave_out_copied, symbol_check
 from qkv.tasks.task import TextModel, check_flag, check_top
 from qkv.text.sentences import CharSpan, fit_spans, split_sentences, split_to_fit
 
@@ -33,6 +34,7 @@ class Part:
 
     source: str
     span: CharSpan
+    clean: CleanSource | None = None  # if texts may be copied
     prefix: str = ""
     result: GeneratedText | None = None
 
@@ -53,12 +55,13 @@ def translate(
     """Translate each text, sentence by sentence, or in one piece if `sentences` is false.
 
     By default, a text that fits is read in one piece if the model was trained on other texts than sentences. Sentence
-    by sentence, URLs, list markers and symbols that the tokenizer has never seen are copied as they are.
-    `top` above 1 adds the other hypotheses of a beam search with at least that many beams; if there are several
-    sentences, to each result in `.parts`. `align` adds the source word of each word. `prefix` is how the translation
-    must begin, up to the end of a word. `prompt` is put before every sentence, for models that were trained with one
-    ("translate English to German: "). `options` are the fields of `qkv.decode.GenerationOptions`. A sentence that is
+    by sentence, URLs, list markers, and symbols that the tokenizer never saw are copied as they are. A sentence that is
     too long for the model is split after a clause or a word.
+
+    `top` above 1 adds the other hypotheses of a beam search with at least that many beams; if there are several
+    sentences, to each result in `.parts`. `align` adds the source word of each word. `prefix` is how the first
+    translated sentence must begin, up to the end of a word. `prompt` is put before every sentence, for models that were
+    trained with one ("translate English to German: "). `options` are the fields of `qkv.decode.GenerationOptions`.
     """
     if not isinstance(prefix, str):
         raise UsageError(f"prefix must be a text, got {prefix!r}; for another prefix, make another call")
@@ -66,27 +69,45 @@ def translate(
     check_flag("align", align)
     fits = fits_into(model, prompt)
     reads_sentences = model.config.reads_sentences is not False
-
     is_unseen = symbol_check(model.tokenizer)
 
-    def split(text: str) -> list[CharSpan]:
-        if sentences or (sentences is None and (reads_sentences or not fits(text))):
-            found = [part for one in split_sentences(text) for part in translatable_spans(text, one, is_unseen)]
-            return [part for one in found for part in split_to_fit(text, one, fits)]
-        return whole_span(text)
+    def split(text: str) -> list[Part]:
+        if not (sentences or (sentences is None and (reads_sentences or not fits(text)))):
+            return [Part(text[start:end], (start, end)) for start, end in whole_span(text)]
+        spans = [inner_span(text, span) for span in split_sentences(text)]
+        spans = [part for span in spans for part in split_to_fit(text, span, fits)]
+        cleaned = [(leave_out_copied(text[start:end], is_unseen), (start, end)) for start, end in spans]
+        has_letters = [any(map(str.isalpha, clean.text)) for clean, _ in cleaned]  # a part without letters is copied
+        return [Part(clean.text, span, clean) for (clean, span), keep in zip(cleaned, has_letters, strict=True) if keep]
 
-    parts = [[Part(text[start:end], (start, end)) for start, end in split(text)] for text in texts]
+    parts = [split(text) for text in texts]
     for several in parts:
         if several:
             several[0].prefix = prefix.rstrip()
     flat = [part for several in parts for part in several]
     generate_parts(model, flat, prompt, with_beams(options, top), TRANSLATE_OPTIONS, batch_size, progress)
-    if align:
-        for part in flat:
-            assert part.result is not None
-            links = align_words(model, part.source, part.result.text, part.result.ids, prompt)
-            part.result = replace(part.result, alignment=links)
+    for part in flat:
+        finish_part(model, part, prompt, align)
     return [join_parts(text, several, keep_gaps=True) for text, several in zip(texts, parts, strict=True)]
+
+
+def finish_part(model: TextModel, part: Part, prompt: str, align: bool) -> None:
+    """Add the alignment, if it is requested, and the copied texts to the result of a part."""
+
+    @cache
+    def find_links(target: str, ids: tuple[int, ...]) -> list[WordLink]:
+        return align_words(model, part.source, target, ids, prompt)
+
+    def complete(result: GeneratedText) -> GeneratedText:
+        if part.clean is None:
+            return result
+        return part.clean.insert_copies(result, lambda one: find_links(one.text, tuple(one.ids)))
+
+    assert part.result is not None
+    result = part.result
+    if align:
+        result = replace(result, alignment=find_links(result.text, tuple(result.ids)))
+    part.result = replace(complete(result), alternatives=[complete(other) for other in result.alternatives])
 
 
 def summarise(
@@ -197,10 +218,8 @@ def join_parts(text: str, parts: Sequence[Part], *, keep_gaps: bool) -> Generate
         if not gap and joined and not joined.endswith(tuple(NO_SPACE)):
             gap = " "  # the source has no spaces between sentences, but this language has
         joined += gap
-        # a part in the middle of a sentence may begin with a space
-        spaces = len(part.result.text) - len(part.result.text.lstrip()) if joined[-1:].isspace() else 0
-        links += [shift_link(link, part.span[0], len(joined) - spaces) for link in part.result.alignment]
-        joined += part.result.text[spaces:]
+        links += [shift_link(link, part.span[0], len(joined)) for link in part.result.alignment]
+        joined += part.result.text
         position = part.span[1]
     joined += text[position:] if keep_gaps else ""
     results = [part.result for part in parts if part.result is not None]

@@ -1,53 +1,61 @@
-"""What a translator copies as it is: URLs, markers of lists, and symbols that its tokenizer has never seen.
+"""What a translator copies as it is: URLs, list markers, and symbols that its tokenizer never saw, such as emoji.
 
-A tokenizer that splits text into bytes can encode every symbol, such as an emoji or a curly quotation mark. But if its
-training text did not have the symbol, the model has learned nothing about these bytes and may write anything for the
-whole sentence. The text on each side of such a symbol is translated by itself.
+A tokenizer that splits text into bytes can encode every symbol. But if its training text did not have the symbol, the
+model has learned nothing about these bytes and may write anything for the whole sentence. So the model reads the
+sentence without URLs and unseen symbols, and they are inserted into the translation beside the same words. Quotation
+marks and dashes that the tokenizer never saw are replaced by their ASCII form, or by a comma.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from unicodedata import category
 
+from qkv.tasks.results import GeneratedText, WordLink
 from qkv.text import Tokenizer
-from qkv.text.sentences import MONTHS, OPENING_MARKS, CharSpan, strip_span
+from qkv.text.sentences import MONTHS, OPENING_MARKS, CharSpan
+from qkv.text.words import split_words
 
 URL = re.compile(r"(?<!\w)(?:https?://|www\.\w)[^\s<>\"]*[^\s<>\"'.,;:!?)\]»”…]", re.IGNORECASE)
-BULLET = re.compile(r"[-*•·]\s+")
+BULLET = re.compile(r"[-–—*•·]\s+")
 ITEM_NUMBER = re.compile(r"\(?\d{1,3}[.)]\s+(?=([^\W\d_]+))")
+PAIRED_MARKS = {"(": ")", "[": "]", '"': '"', "'": "'", "“": "”", "«": "»", "<": ">"}
+QUOTED = re.compile(r'["“„«][^"“”„«»]*["”“»]')
+PLAIN_FORMS = dict.fromkeys("“”„‟", '"') | dict.fromkeys("‘’‚", "'") | dict.fromkeys("‐‑–", "-") | {"—": ","}
+DASHES = "–—"
 MIN_SYMBOL_BYTES = 3  # in UTF-8; the usual signs of European languages have fewer
 NUM_BYTES = 256
 MAX_SPECIAL_TOKENS = 32
-JOINERS = "\ufe0f\u200d"  # they belong to the emoji before them
+
+FindLinks = Callable[[GeneratedText], list[WordLink]]
 
 
 def symbol_check(tokenizer: Tokenizer) -> Callable[[str], bool]:
-    """A function that returns whether a character is a symbol, not a letter or digit, that the tokenizer never saw.
+    """A function that returns whether a character is a symbol or punctuation mark that the tokenizer never saw.
 
-    A symbol that was seen is one token. A tokenizer of single bytes cannot tell, so it has no unseen symbols.
+    A character that was seen is in the text of a token. A tokenizer of single bytes cannot tell, so it has no unseen
+    symbols.
     """
     tells_nothing = tokenizer.vocab_size <= NUM_BYTES + MAX_SPECIAL_TOKENS and tokenizer.special_tokens.unk is None
     unseen: dict[str, bool] = {}
 
     def is_unseen(character: str) -> bool:
         size = len(character.encode("utf-8", "replace"))
-        if tells_nothing or size < MIN_SYMBOL_BYTES or category(character)[0] in "LMNZ":
+        if tells_nothing or size < MIN_SYMBOL_BYTES or category(character)[0] not in "PS":
             return False
         if character not in unseen:
-            several = [tokenizer.encode(text, add_special_tokens=False) for text in (character, f" {character}")]
-            unk = tokenizer.special_tokens.unk
-            unseen[character] = all(len(ids) > 1 or unk in ids for ids in several)
+            ids = [i for text in (character, f" {character}") for i in tokenizer.encode(text, add_special_tokens=False)]
+            unseen[character] = not any(character in tokenizer.decode([i]) for i in ids)
         return unseen[character]
 
     return is_unseen
 
 
-def translatable_spans(text: str, span: CharSpan, is_unseen: Callable[[str], bool]) -> list[CharSpan]:
-    """The parts of a sentence that are translated. A symbol inside a word does not split it.
+def inner_span(text: str, span: CharSpan) -> CharSpan:
+    """The span of a sentence without a bullet, the number of a list item, or quotation marks around all of it.
 
-    >>> text = "- Look at https://example.org, I ♥ it ☃!"
-    >>> [text[start:end] for start, end in translatable_spans(text, (0, len(text)), "♥☃".__contains__)]
-    ['Look at', 'I', 'it']
+    >>> inner_span("2. Next", (0, 7)), inner_span("3. Mai 2021", (0, 11)), inner_span("“Yes.”", (0, 6))
+    ((3, 7), (0, 11), (1, 5))
     """
     start, end = span
     number = ITEM_NUMBER.match(text, start, end)
@@ -55,38 +63,156 @@ def translatable_spans(text: str, span: CharSpan, is_unseen: Callable[[str], boo
         start = number.end()
     elif bullet := BULLET.match(text, start, end):
         start = bullet.end()
-    parts, is_first = [], True
-    for first, last in [*kept_spans(text, (start, end), is_unseen), (end, end)]:
-        part = strip_span(text, (start, first)) if is_first else skip_marks(text, (start, first))
-        if any(character.isalnum() for character in text[part[0] : part[1]]):
-            parts.append(part)
-        start, is_first = last, False
-    return parts
+    return (start + 1, end - 1) if QUOTED.fullmatch(text, start, end) else (start, end)
 
 
-def skip_marks(text: str, span: CharSpan) -> CharSpan:
-    """The span from its first letter, digit or opening mark, without white space at its end."""
-    start, end = span
-    while start < end and not (text[start].isalnum() or text[start] in OPENING_MARKS):
-        start += 1
-    return strip_span(text, (start, end))
+@dataclass(frozen=True)
+class CopiedText:
+    """A text that the model does not read. It was before the character `position` of the text that the model reads."""
+
+    text: str
+    position: int
+    is_after_space: bool
+    is_before_space: bool
 
 
-def kept_spans(text: str, span: CharSpan, is_unseen: Callable[[str], bool]) -> Iterator[CharSpan]:
-    """The spans of URLs and of unseen symbols, in order."""
-    position, end = span
-    while position < end:
-        url = URL.match(text, position, end)
-        if url:
-            closes = url[0].count("(") > url[0].count(")") and text[url.end() : url.end() + 1] == ")"
-            yield position, url.end() + closes
-            position = url.end() + closes
-        elif is_unseen(text[position]):
-            first = position
-            while position < end and (is_unseen(text[position]) or text[position] in JOINERS):
-                position += 1
-            inside_word = text[first - 1 : first].isalpha() and text[position : position + 1].isalpha()
-            if not inside_word:
-                yield first, position
-        else:
+@dataclass(frozen=True)
+class CleanSource:
+    """The text that the model reads, the texts that are copied, and where each character was: its former index."""
+
+    text: str
+    copied: list[CopiedText]
+    origins: list[int]
+
+    def insert_copies(self, result: GeneratedText, find_links: FindLinks) -> GeneratedText:
+        """The translation with the copied texts. `find_links` returns a word alignment, if it is needed."""
+        if not self.copied:
+            return result
+        places = [(self._find_place(one, result, find_links), one) for one in self.copied]
+        text, position, lengths = "", 0, list[tuple[int, int]]()
+        for place, one in sorted(places, key=lambda item: item[0]):
+            text += result.text[position:place]
+            position, following = place, result.text[place : place + 1]
+            needs_space = one.is_before_space and (following.isalnum() or (following and following in OPENING_MARKS))
+            copy = one.text + " " * bool(needs_space)
+            if one.is_after_space and text and not text[-1].isspace():
+                copy = " " + copy
+            text += copy
+            lengths.append((place, len(copy)))
+        links = [self._restore_link(link, lengths) for link in result.alignment]
+        return replace(result, text=text + result.text[position:], alignment=links)
+
+    def _find_place(self, copied: CopiedText, result: GeneratedText, find_links: FindLinks) -> int:
+        """The index in the translation at which a text is inserted."""
+        if copied.position in (0, len(self.text)):
+            return 0 if copied.position == 0 else len(result.text)
+        target_words = [span for span in split_words(result.text) if result.text[span[0]].isalnum()]
+        source_words = [span for span in split_words(self.text) if self.text[span[0]].isalnum()]
+        # the word that the text touches, as in "€20" or "Apple™", if the translation has it once
+        touches_next = not copied.is_before_space and self.text[copied.position].isalnum()
+        for start, end in source_words:
+            if (touches_next and start == copied.position) or (not copied.is_after_space and end == copied.position):
+                same = [span for span in target_words if result.text[span[0] : span[1]] == self.text[start:end]]
+                if len(same) == 1:
+                    return same[0][0] if start == copied.position else same[0][1]
+        if source_words and source_words[-1][0] < copied.position:
+            return target_words[-1][1] if target_words else len(result.text)
+        # the gap between two words that leaves the fewest words on the wrong side
+        is_before = {link.target_start: link.source_start < copied.position for link in find_links(result)}
+        wrong = [sum(is_before.values())]
+        for start, _ in target_words:
+            wrong.append(wrong[-1] + {True: -1, False: 1, None: 0}[is_before.get(start)])
+        gap = wrong.index(min(wrong))
+        if touches_next and gap < len(target_words):
+            return target_words[gap][0]
+        return target_words[gap - 1][1] if gap else 0
+
+    def _restore_link(self, link: WordLink, lengths: list[tuple[int, int]]) -> WordLink:
+        shift = sum(length for place, length in lengths if place <= link.target_start)
+        return replace(
+            link,
+            source_start=self.origins[link.source_start],
+            source_end=self.origins[link.source_end - 1] + 1,
+            target_start=link.target_start + shift,
+            target_end=link.target_end + shift,
+        )
+
+
+def leave_out_copied(text: str, is_unseen: Callable[[str], bool]) -> CleanSource:
+    """Separate a sentence into what the model reads and what is copied, with the brackets around it.
+
+    >>> source = leave_out_copied("I ♥ it – really (https://example.org)!", "♥–".__contains__)
+    >>> source.text, [one.text for one in source.copied]
+    ('I it, really!', ['♥', '(https://example.org)'])
+    """
+    characters, origins, copied, position = list[str](), list[int](), list[CopiedText](), 0
+
+    def drop_spaces() -> None:
+        while characters and characters[-1].isspace():
+            del characters[-1], origins[-1]
+
+    def read_until(end: int) -> None:
+        for i in range(position, end):
+            plain = plain_form(text, i, is_unseen)
+            if plain.startswith(","):
+                drop_spaces()
+            characters.extend(plain)
+            origins.extend([i] * len(plain))
+
+    for first, last in copied_spans(text, is_unseen):
+        while first > position and last < len(text) and PAIRED_MARKS.get(text[first - 1]) == text[last]:
+            first, last = first - 1, last + 1
+        read_until(first)
+        is_after_space = first == 0 or text[first - 1].isspace()
+        is_before_space = last == len(text) or text[last].isspace()
+        position = last
+        if is_after_space and not text[last : last + 1].isalnum():  # of the spaces on both sides, one side stays
+            drop_spaces()
+        while not characters and position < len(text) and text[position].isspace():
             position += 1
+        copied.append(CopiedText(text[first:last], len(characters), is_after_space, is_before_space))
+    read_until(len(text))
+    return CleanSource("".join(characters), copied, origins)
+
+
+def plain_form(text: str, index: int, is_unseen: Callable[[str], bool]) -> str:
+    """What the model reads for a character: an unseen dash between clauses is a comma, other unseen marks are in ASCII.
+
+    >>> [plain_form(text, 1, "–“".__contains__) for text in ("1–2", "a– b", "a–, b", "(“a", "(„a")]
+    ['-', ',', ',', '"', '„']
+    """
+    character, following = text[index], text[index + 1 : index + 2]
+    if character not in PLAIN_FORMS or not is_unseen(character):
+        return character
+    is_hyphen = text[index - 1 : index].isalnum() and following.isalnum() and character != "—"
+    if character in DASHES and not is_hyphen:
+        return ", " if following.isalnum() else ","
+    return PLAIN_FORMS[character]
+
+
+def copied_spans(text: str, is_unseen: Callable[[str], bool]) -> list[CharSpan]:
+    """The spans of URLs and of unseen symbols, in order. A symbol inside a word stays in it."""
+    urls = [extend_url(text, *match.span()) for match in URL.finditer(text)]
+    found = list(urls)
+    for start, end in split_words(text):
+        inside_word = is_word_part(text[start - 1 : start]) and is_word_part(text[end : end + 1])
+        inside_url = any(first <= start < last for first, last in urls)
+        if text[start] not in PLAIN_FORMS and is_unseen(text[start]) and not inside_word and not inside_url:
+            found.append((start, end))
+    merged = list[CharSpan]()
+    for start, end in sorted(found):
+        if merged and merged[-1][1] == start:
+            start = merged.pop()[0]
+        merged.append((start, end))
+    return merged
+
+
+def extend_url(text: str, start: int, end: int) -> CharSpan:
+    """The span of a URL with a bracket at its end that closes one inside it: https://example.org/a_(b)."""
+    url = text[start:end]
+    return start, end + (url.count("(") > url.count(")") and text[end : end + 1] == ")")
+
+
+def is_word_part(character: str) -> bool:
+    """Whether a character is a letter, or a mark such as a combining accent."""
+    return character != "" and category(character)[0] in "LM"
