@@ -110,7 +110,7 @@ def test_wrong_shares_and_empty_sides_are_errors():
             ValidationSplit(fraction)
     with pytest.raises(QkvError, match="leaves no records for validation"):
         list(ValidationSplit(1e-9).records(lambda: records(["a", "b"]), "validation"))
-    with pytest.raises(QkvError, match=r"leaves no records for train: .*\. Set a smaller fraction"):
+    with pytest.raises(QkvError, match=r"leaves no records for train: .*; set a smaller fraction"):
         list(ValidationSplit(1 - 1e-9).records(lambda: records(["a", "b"]), "train"))
     with pytest.raises(UsageError, match="'content' or 'tail'"):
         ValidationSplit(0.1, split_by="random")  # type: ignore[arg-type]
@@ -127,14 +127,22 @@ def empty_side(split: ValidationSplit, all_records: list[Record]) -> str:
 
 def test_an_empty_side_because_of_equal_records_says_how_many_differ():
     message = empty_side(ValidationSplit(1e-9), records([f"text {n % 16}" for n in range(300)]))
-    assert "there are 300 records, but only 16 of them are different; equal records stay on the same side" in message
-    assert "Set a larger fraction, or a validation file with data.valid" in message
-    assert "tail" not in message
+    assert (
+        "there are 300 records, but only 16 of them are different, and equal records stay on the same side" in message
+    )
+    assert message.endswith("; set a larger fraction, or name a validation file with data.valid")
+    few = empty_side(ValidationSplit(1e-9), records(["a", "a", "b"]))
+    assert "there are too few records; set a larger fraction" in few
+    equal = empty_side(ValidationSplit(1e-9), records(["a"] * 300))
+    assert "there are 300 records, but they are all equal" in equal
+    assert equal.endswith("side of the split; name a validation file with data.valid")  # no fraction would help
     pairs = [Record({"source": f"s{n % 4}", "target": f"t{n}"}, FileLocation("a.tsv", n + 1)) for n in range(20)]
     message = empty_side(ValidationSplit(1e-9, group_by=("source",)), pairs)
     assert "20 records, but only 4 of them are different (by source)" in message
 
 
 def test_an_empty_side_of_one_record_advises_a_split_by_tail():
-    assert 'data.valid_split_by = "tail"' in empty_side(ValidationSplit(1e-9), records(["one long text"]))
+    message = empty_side(ValidationSplit(1e-9), records(["one long text"]))
+    assert message.endswith('with data.valid, or split one long text with data.valid_split_by = "tail"')
+    assert "fraction, or" not in message
     assert "tail" not in empty_side(ValidationSplit(1e-9), records(["a", "b"]))

@@ -215,7 +215,8 @@ def test_run_says_that_a_file_was_read_as_a_text(
     file.write_text("a\n")
     assert cli.run_command(["run", str(folder), str(file), "no-file.txt", "--max-tokens", "2"]) == 0
     notes = capsys.readouterr().err
-    assert f"'{file}' is a file, but is read as a text; to read its lines: < '{file}'" in notes
+    assert f"'{file}' is a file, but its name was used as the input text" in notes
+    assert f"use qkv run MODEL < '{file}'" in notes
     assert "no-file.txt" not in notes
 
 

@@ -21,6 +21,12 @@ def test_match_is_where_most_words_of_the_query_are() -> None:
     assert find_match(f"a {FILLER}passport", "a passport") == len(f"a {FILLER}")
 
 
+def test_a_passage_that_was_found_by_its_meaning_is_shown_from_its_beginning() -> None:
+    text = "Travel documents are extended at the town hall.\n" + "Bring a photo.\n" * 8 + "Then I leave."
+    assert find_match(text, "how do I renew my passport") == 0
+    assert find_match(text, "when do I leave") == text.index("I leave")
+
+
 @pytest.mark.parametrize(
     ("text", "starts_late", "ends_early"),
     [

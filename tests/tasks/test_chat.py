@@ -278,7 +278,9 @@ def test_commands_say_what_they_did(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert session.messages == before
     assert run_lines(session, "/reset") == "The chat was forgotten.\n"
     assert session.messages == [{"role": "system", "content": "Be kind."}]
-    assert run_lines(session, "/reset\tall", "/system") == "The chat was forgotten.\nThere is no system prompt.\n"
+    assert run_lines(session, "/reset al") == f"there is no command /reset al\n{HELP}\n"
+    forgotten = "The chat and the system prompt were forgotten.\nThere is no system prompt.\n"
+    assert run_lines(session, "/reset\tall", "/system") == forgotten
 
 
 def test_a_model_of_another_task_is_sent_to_qkv_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -137,17 +137,21 @@ class ChatSession:
 
     def run_command(self, line: str) -> None:
         """Run a command such as /reset."""
-        name, text = (*line.split(maxsplit=1), "")[:2]
-        if name == "/reset":
-            self.reset(None if text.strip() == "all" else self.system)
+        name, *rest = line.strip().split(maxsplit=1)
+        text = "".join(rest)
+        if name == "/reset" and not text:
+            self.reset(self.system)
             message = "The chat was forgotten."
+        elif name == "/reset" and text == "all":
+            self.reset(None)
+            message = "The chat and the system prompt were forgotten."
         elif name == "/system" and text:
-            self.reset(text.strip())
+            self.reset(text)
             message = "The system prompt is set, and the chat starts again."
         elif name == "/system":
             message = "There is no system prompt." if self.system is None else f"System prompt: {self.system}"
         else:
-            message = HELP if name == "/help" else f"there is no command {name}\n{HELP}"
+            message = HELP if name == "/help" else f"there is no command {line.strip()}\n{HELP}"
         print(message, file=sys.stderr)
 
     def answer(self, text: str) -> None:

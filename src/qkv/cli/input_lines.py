@@ -29,7 +29,8 @@ class InputLines:
         if self.texts:
             for text in filter(os.path.isfile, self.texts):
                 name = shlex.quote(text)
-                print(f"qkv run: {name} is a file, but is read as a text; to read its lines: < {name}", file=sys.stderr)
+                note = "is a file, but its name was used as the input text; to run on its lines, use qkv run MODEL <"
+                print(f"qkv run: {name} {note} {name}", file=sys.stderr)
             yield list(self.texts)
             return
         if sys.stdin is None:

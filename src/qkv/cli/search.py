@@ -31,8 +31,8 @@ def index(
     """Index text files for search, or update an index: only new and changed files are embedded.
 
     Files are split into passages. The index has a vector and the words of each passage. Hidden files, files that are
-    not UTF-8 text, SVG pictures in a folder, and files over 16 MiB are skipped. An interrupted build leaves the old
-    index as it was.
+    not UTF-8 text, and files over 16 MiB are skipped, and so are SVG files, unless one is named as the source. An
+    interrupted build leaves the old index as it was.
 
     Examples:
         qkv index notes --model models/minilm --out notes.index

@@ -23,7 +23,7 @@ NAMED_FIELD_SUFFIXES = {".jsonl", ".json", ".parquet"}
 """Formats in which every record names its fields. For other formats, `qkv init` prints how it reads the first line."""
 
 FALLBACK_INPUTS = {"answer": "$'your question\\tyour passage'", "fill": "'your [MASK] text'"}
-"""What a model can be tried on, for a shell, if there is no short validation text; other models read any text."""
+"""Shell-quoted placeholders for the tasks that need a special input. They are shown if no validation text is short."""
 
 
 @app.command
@@ -108,7 +108,7 @@ def report_lines(run: str) -> list[str]:
 
 
 def example_input(sample: "Sample | None", task: str = "") -> str:
-    """A validation text to try the model on, quoted for a shell, or words that say what to write if none is short.
+    """A validation text to try the model on, quoted for a shell, or a placeholder if no text is short enough.
 
     >>> from qkv.train.watch import Sample
     >>> example_input(Sample("3 mars 1998", "", "")), example_input(None), example_input(None, "fill")

@@ -59,12 +59,14 @@ class ValidationSplit:
         for record in split:
             yield record
         if record is None:
-            change = "larger" if split_name == "validation" else "smaller"
-            tail = ', or split one long text with data.valid_split_by = "tail"' if skipped.total() == 1 else ""
+            advice = ["name a validation file with data.valid"]
+            if len(skipped) != 1:  # a single record, or copies of it, cannot be on both sides
+                advice.insert(0, f"set a {'larger' if split_name == 'validation' else 'smaller'} fraction")
+            if skipped.total() == 1:
+                advice.append('split one long text with data.valid_split_by = "tail"')
             raise QkvError(
                 f"a validation fraction of {self.fraction} leaves no records for {split_name}: "
-                f"{self._describe_shortage(skipped)}. Set a {change} fraction, or a validation file with "
-                f"data.valid{tail}"
+                f"{self._describe_shortage(skipped)}; {', or '.join(advice)}"
             )
 
     def assign(self, record: Record) -> SplitName:
@@ -111,13 +113,13 @@ class ValidationSplit:
                 skipped[number] += 1
 
     def _describe_shortage(self, skipped: Counter[int]) -> str:
-        if len(skipped) == skipped.total():
+        if len(skipped) > skipped.total() / 2 or skipped.total() == 1:
             return "there are too few records"
         fields = f" (by {', '.join(self.group_by)})" if self.group_by else ""
         different = "they are all equal" if len(skipped) == 1 else f"only {len(skipped):,} of them are different"
         return (
-            f"there are {skipped.total():,} records, but {different}{fields}; equal records stay on the same side of "
-            "the split"
+            f"there are {skipped.total():,} records, but {different}{fields}, and equal records stay on the same side "
+            "of the split"
         )
 
     def _by_tail(self, read_records: Callable[[], Iterable[Record]], split_name: SplitName) -> Iterator[Record]:

@@ -112,7 +112,7 @@ def read_arrays(folder: Path, manifest: dict[str, Any], *, verify: bool = True) 
     except (LookupError, TypeError, ValueError, AttributeError, FileNotFoundError, EOFError) as error:
         if not verify:
             return read_arrays(folder, manifest)  # the checksums tell which file is damaged
-        raise DamagedIndex(folder, f"its files do not belong together ({error})") from None
+        raise DamagedIndex(folder, f"its files do not match {MANIFEST_FILE} ({error})") from None
     return arrays
 
 

@@ -13,6 +13,7 @@ Method = Literal["fused", "dense", "bm25"]
 MAX_EXCERPT_CHARS = 2 * MAX_CELL_CHARS
 MAX_CHARS_BEFORE_MATCH = MAX_CELL_CHARS // 2
 MAX_MATCHES = 300  # words of a passage that an excerpt is chosen from
+MIN_MATCH_FRACTION = 1 / 3  # of the characters of the query's words
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,7 +62,7 @@ class SearchResult(Result):
 
     def summary(self) -> str:
         """The query and the best passage."""
-        found = self.hits[0].location() if self.hits else "nothing found"
+        found = self.hits[0].excerpt_row(self.query)[0] if self.hits else "nothing found"
         return f"{one_line(self.query)} → {found}"
 
     def body(self) -> str:
@@ -74,14 +75,16 @@ class SearchResult(Result):
 
 
 def find_match(text: str, query: str) -> int:
-    """Where the words of a query are in a text: the start of the shortest part with most of them, or 0 if it has none.
+    """Where the words of a query are in a text: the start of the shortest part with most of them.
 
-    Long words count more: it is a simple measure of how rare they are.
+    Long words count more: it is a simple measure of how rare they are. A text that was found by its meaning may have
+    only words such as "the" in common with the query; then its beginning, 0, is the match.
 
     >>> find_match("In a house. Renew a passport.", "how to renew a passport")
     12
     """
     query_words = set(normalized_words(query))
+    min_chars = MIN_MATCH_FRACTION * sum(map(len, query_words))
     found = [
         (match.start(), word)
         for match in WORD_PATTERN.finditer(text)
@@ -94,7 +97,8 @@ def find_match(text: str, query: str) -> int:
         first = {word: at for at, word in reversed(found) if start <= at < end}  # the first occurrence of each word
         return sum(map(len, first)), start - max(first.values())
 
-    return max((start for start, _ in found), key=rate, default=0)
+    best = max((start for start, _ in found), key=rate, default=0)
+    return best if found and rate(best)[0] >= min_chars else 0
 
 
 def cut_excerpt(text: str, match: int) -> str:
