@@ -16,7 +16,7 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(PIP) --editable '.[dev]'
+	$(PIP) --no-compile --editable '.[dev]'
 	@touch $@
 
 # The tests of web pages need a browser. Where it cannot be installed, they are skipped and say so.
@@ -42,7 +42,7 @@ lint: $(VENV)/.dev             ## check the style
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.dev            ## check the types
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 format: $(VENV)/.dev           ## fix the style
 	$(BIN)/ruff check --fix .
