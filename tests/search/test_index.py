@@ -22,6 +22,7 @@ from qkv.search import folder as index_folder
 from qkv.search import index as index_module
 from qkv.search.embedder import Embedder
 from qkv.search.folder import DamagedIndex, read_arrays, read_manifest
+from qkv.search.ranking import FULL_WEIGHT_FRACTION
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +75,33 @@ def test_results_have_file_lines_and_text(notes: Path, model: qkv.Model) -> None
 def test_fused_search_fuses_both_rankings(notes: Path, model: qkv.Model) -> None:
     index = build(notes, model)
     dense, words = ([hit.passage for hit in index.search("the warm dog", method=m)] for m in ("dense", "bm25"))
-    scores = {i: sum(1 / (61 + ranks.index(i)) for ranks in (dense, words) if i in ranks) for i in range(len(index))}
+    limit = FULL_WEIGHT_FRACTION * index.bm25.max_score("the warm dog")
+    weights = [min(1, score / limit) for score in index.bm25.scores("the warm dog")]
+    assert min(weights) < 1 == max(weights)
+    scores = {i: 1 / (61 + dense.index(i)) for i in dense}
+    for rank, i in enumerate(words, 1):
+        scores[i] += weights[i] / (60 + rank)
     expected = sorted(scores, key=lambda i: (-scores[i], i))
     found = index.search("the warm dog").hits
     assert [hit.passage for hit in found] == expected
     assert [hit.score for hit in found] == pytest.approx([scores[i] for i in expected])
     assert index.search(["the warm dog", "sea"])[0].hits == found
     assert index.search([]) == []
+
+
+def test_passages_that_share_only_a_frequent_word_do_not_displace_the_nearest(
+    tmp_path: Path, model: qkv.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/giraffe.txt").write_text("a brown dog")
+    for i in range(30):
+        (tmp_path / f"texts/{i}.txt").write_text(f"the house by the sea {i}")
+    index = qkv.Index.build(tmp_path / "texts", model=model, out=tmp_path / "index")
+    nearest = index.vectors.vectors[index.files.index("giraffe.txt")]  # the query has the vector of this passage
+    monkeypatch.setattr(Embedder, "embed_queries", lambda self, queries: nearest[None])
+    assert index.search("tall animal by Africa", method="dense").hits[0].file == "giraffe.txt"
+    assert "giraffe.txt" in [hit.file for hit in index.search("tall animal by Africa", top=3)]
+    assert index.search("house", top=1).hits[0].file != "giraffe.txt"  # words that are the whole query still count
 
 
 def test_update_embeds_only_changed_files(notes: Path, model: qkv.Model, monkeypatch: pytest.MonkeyPatch) -> None:

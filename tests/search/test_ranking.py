@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.search import vectors as vector_search
-from qkv.search.ranking import fuse, rank_matches, top_k
+from qkv.search.ranking import fuse, match_weights, rank_matches, top_k
 from qkv.search.vectors import VectorSearch, normalize
 from qkv.text.bm25 import BM25, K1, B, InvertedIndexBuilder, normalized_words
 
@@ -51,6 +51,7 @@ def test_bm25_equals_its_definition(texts: list[str], query: str, top: int) -> N
     best = sorted((i for i, score in enumerate(expected) if score > 0), key=lambda i: (-index.scores(query)[i], i))
     assert found.tolist() == best[:top]
     assert scores.tolist() == index.scores(query)[found].tolist()
+    assert all(score < index.max_score(query) for score in scores)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +95,19 @@ def test_fusion_equals_its_definition(rankings: list[list[int]], top: int) -> No
     found, scores = fuse([np.array(ranking) for ranking in rankings], top)
     assert found.tolist() == best
     assert scores.tolist() == [expected[passage] for passage in best]
+
+
+def test_fusion_weighs_matches() -> None:
+    found, scores = fuse([np.array([7, 3]), np.array([5, 3])], 3, weights=[1.0, np.array([0.5, 0.25])])
+    assert found.tolist() == [3, 7, 5]
+    assert scores.tolist() == [1 / 62 + 0.25 / 62, 1 / 61, 0.5 / 61]
+
+
+def test_words_that_no_passage_has_lower_the_weight_of_matches() -> None:
+    index = index_words(["a house of glass", "a ship of wood", "of late"])
+    assert match_weights(index.scores("house"), index.max_score("house")).tolist() == [1, 0, 0]
+    weights = match_weights(index.scores("of Africa"), index.max_score("of Africa"))
+    assert 0 < max(weights) < 0.5
 
 
 def brute_force(vectors: np.ndarray, query: np.ndarray, top: int) -> list[int]:

@@ -68,6 +68,47 @@ def test_files_that_are_not_in_the_index_count_as_not_found(index: qkv.Index) ->
         index.evaluate(QUERIES, {"q1": {"fox": 0.0}})
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ndgc@5", "did you mean 'ndcg@5'"),
+        ("nonsense", "known: map, mean_average_precision, mean_reciprocal_rank@k, mrr@k, ndcg@k, recall@k"),
+        ("map@5", "write 'map'"),
+        ("recall", "must be from 1 to 1,000; for example, 'recall@10'"),
+        ("recall@0", "must be from 1 to 1,000"),
+        ("recall@2000", "must be from 1 to 1,000"),
+    ],
+)
+def test_unknown_metrics_are_refused(index: qkv.Index, name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        index.evaluate(QUERIES, JUDGEMENTS, metrics=[name])
+
+
+def test_cutoff_of_a_metric_is_used(index: qkv.Index) -> None:
+    judgements = {"q1": {"fox": 1.0, "dog": 1.0, "sea": 1.0}}
+    names = ["recall@1", "recall@2", "map", "MRR@3"]
+    found = index.evaluate({"q1": "the"}, judgements, methods=["bm25"], metrics=names)
+    assert found.metrics["bm25"] == {
+        "recall@1": 1 / 3,
+        "recall@2": 2 / 3,
+        "mean_average_precision": 1.0,
+        "mean_reciprocal_rank@3": 1.0,
+    }
+
+
+def test_differences_are_paired(index: qkv.Index) -> None:
+    found = index.evaluate(QUERIES, JUDGEMENTS, resamples=100)
+    wrong = index.evaluate(QUERIES, {"q1": {"dog": 1.0}, "q2": {"sea": 1.0}, "q3": {"fox": 1.0}}, resamples=100)
+    assert set(found.fused_minus) == {"dense", "bm25"}
+    gain = found.fused_minus["dense"]["ndcg@10"]
+    assert gain.value == found.metrics["fused"]["ndcg@10"] - found.metrics["dense"]["ndcg@10"]
+    differences = found.compare(wrong, resamples=100)
+    assert set(differences) == {"fused", "dense", "bm25"}
+    assert differences["bm25"]["mean_average_precision"].interval[1] < 0
+    same = found.compare(index.evaluate(QUERIES, JUDGEMENTS), resamples=100)
+    assert {one.interval for scores in same.values() for one in scores.values()} == {(0.0, 0.0)}  # paired
+
+
 FILES = {
     "judged.tsv": "query\tdocument\trelevance\nbrown fox\tfox\t2\nthe lazy dog\tdog.txt\t1\nthe lazy dog\tfox\t0\n",
     "trec.txt": "q1 0 fox 2\nq2 0 dog.txt 1\nq2 0 fox 0\n",
@@ -111,3 +152,34 @@ def test_the_command_prints_all_methods(
     assert values["queries"] == 2
     assert run_command(["eval", str(index.folder)]) == 2
     assert "queries=queries.tsv judgements=qrels.tsv" in capsys.readouterr().err
+
+
+def test_the_command_compares_two_indexes_by_the_chosen_metrics(
+    index: qkv.Index, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    Path("judged.tsv").write_text(FILES["judged.tsv"])
+    Path("texts").mkdir()
+    for name in ("fox.md", "dog.txt"):
+        Path("texts", name).write_text("the house by the sea")
+    make_embedder().save("model")
+    qkv.Index.build("texts", model="model", out="other.index")
+    command = ["eval", str(index.folder), "other.index", "judged.tsv", "--metric", "recall@1", "--metric", "map"]
+    assert run_command([*command, "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert [one["index"] for one in values["indexes"]] == [str(index.folder), "other.index"]
+    assert set(values["indexes"][0]["metrics"]["bm25"]) == {"recall@1", "mean_average_precision"}
+    assert set(values["indexes"][0]["fused_minus"]) == {"dense", "bm25"}
+    one, other = (one["metrics"]["bm25"]["recall@1"] for one in values["indexes"])
+    assert values["differences"]["bm25"]["recall@1"]["value"] == other - one < 0
+    assert run_command(command) == 0
+    out = capsys.readouterr().out
+    assert out.count("B − A") == 6  # two metrics, three methods
+    assert "ndcg" not in out
+    assert run_command(["eval", str(index.folder), "judged.tsv"]) == 0
+    assert capsys.readouterr().out.count("fused − bm25") == 4
+    assert run_command(["eval", str(index.folder), "judged.tsv", "--metric", "ndgc@5"]) == 2
+    assert "did you mean 'ndcg@5'?" in capsys.readouterr().err
+    assert run_command(["eval", str(index.folder), "other.index", "other.index", "judged.tsv"]) == 2
+    assert "at most 2" in capsys.readouterr().err

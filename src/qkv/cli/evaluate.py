@@ -57,9 +57,9 @@ def evaluate(
 ) -> None:
     """Evaluate a model on data: the metrics of its task with 95 % intervals, and examples of its predictions.
 
-    With two models before the data, both are evaluated, and the differences are printed with intervals and p-values.
-    Without data, a run is evaluated on the test files of its own recipe, else on its validation files, else on the
-    fraction of the training files that it held out for validation.
+    With two models, or two indexes, before the data, both are evaluated, and the differences are printed with
+    intervals and p-values. Without data, a run is evaluated on the test files of its own recipe, else on its validation
+    files, else on the fraction of the training files that it held out for validation.
 
     Examples:
         qkv eval runs/dates
@@ -68,6 +68,7 @@ def evaluate(
         qkv eval models/translator source=test.en target=test.de --beam 5 --metric bleu --metric chrf
         qkv eval models/reviews reviews.csv.gz --columns text=review --columns label=stars --json
         qkv eval notes.index queries=queries.tsv judgements=qrels.tsv
+        qkv eval old.index new.index judged.tsv --metric ndcg@5 --metric recall@20
 
     Parameters
     ----------
@@ -76,7 +77,7 @@ def evaluate(
         evaluated by judgements of its files.
     data
         Files, globs or folders; field=file for each of several line-aligned files; or a built-in dataset. The folder of
-        a second model may come first.
+        a second model, or of a second index, may come first.
     valid
         A file to evaluate on, once for each: the same as `data`, as in qkv init.
     test
@@ -90,7 +91,8 @@ def evaluate(
     split
         The split of a built-in dataset: train, valid or test (the default).
     metric
-        The name of a metric; may be given several times. By default all metrics of the task are computed.
+        The name of a metric; may be given several times. By default all metrics of the task are computed. For an index:
+        ndcg@k, map, recall@k and mrr@k, where k is the number of files, such as recall@5.
     limit
         Maximum number of records; 0 for all.
     beam
@@ -122,7 +124,9 @@ def evaluate(
     check_minimum("samples", samples, 0)
     check_minimum("resamples", resamples, 0)
     if is_index(Path(model)):
-        return evaluate_search(Path(model), data, limit=limit, resamples=resamples, device=device, json=json)
+        return evaluate_search(
+            [model, *data], metrics=metric or (), limit=limit, resamples=resamples, device=device, json=json
+        )
     models, files = split_models(model, data)
     sets = [chosen for chosen in (files, list(test or ()), list(valid or ())) if chosen]
     if len(sets) > 1:

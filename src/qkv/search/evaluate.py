@@ -4,23 +4,45 @@ A file ranks as high as its best passage. Judgements name a file as the index do
 without folder and suffix (`dog`), if only one file has it.
 """
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, get_args
 
 from qkv.data.problems import Problems
 from qkv.data.readers import read
 from qkv.data.records import Record
-from qkv.errors import UsageError
+from qkv.errors import UsageError, suggest_name
 from qkv.search.results import Method
-from qkv.tasks import metrics
-from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES, Interval
+from qkv.tasks.metrics import (
+    Difference,
+    Interval,
+    Score,
+    compare_metrics,
+    confidence_intervals,
+    mean_average_precision,
+    mean_reciprocal_rank,
+    ndcg,
+    recall_at,
+)
+from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES
 
 TOP_PASSAGES = 1000
 """The number of passages that are searched for each query; files that are not among them are not found."""
 METHODS: tuple[Method, ...] = get_args(Method)
+METRICS: dict[str, Callable[..., Score]] = {
+    "ndcg": ndcg,
+    "mean_average_precision": mean_average_precision,
+    "recall": recall_at,
+    "mean_reciprocal_rank": mean_reciprocal_rank,
+}
+SHORT_NAMES = {"map": "mean_average_precision", "mrr": "mean_reciprocal_rank"}
+WITHOUT_CUTOFF = ("mean_average_precision", "map")
+"""Metrics of the whole ranking. All others look at the first k files."""
+DEFAULT_METRICS = ("ndcg@10", "mean_average_precision", "recall@100", "mean_reciprocal_rank@10")
 COLUMN_NAMES = {
     "query_id": ("id", "_id", "query_id", "query-id", "qid"),
     "text": ("text", "query", "question"),
@@ -49,8 +71,19 @@ class SearchEvaluation:
 
     metrics: dict[Method, dict[str, float]]
     intervals: dict[Method, dict[str, Interval]]
+    fused_minus: dict[Method, dict[str, Difference]]  # the metrics of fused search minus those of each other method
     num_queries: int
     notes: tuple[str, ...]
+
+    def compare(
+        self, other: "SearchEvaluation", resamples: int = DEFAULT_RESAMPLES
+    ) -> dict[Method, dict[str, Difference]]:
+        """The metrics of another index for the same queries minus those of this one, with intervals and p-values."""
+        return {
+            method: compare_metrics(scores, other.metrics[method], resamples)
+            for method, scores in self.metrics.items()
+            if method in other.metrics
+        }
 
 
 def evaluate_index(
@@ -59,9 +92,11 @@ def evaluate_index(
     judgements: Judgements,
     *,
     methods: Sequence[Method] = METHODS,
+    metrics: Sequence[str] = DEFAULT_METRICS,
     resamples: int = DEFAULT_RESAMPLES,
 ) -> SearchEvaluation:
     """Search for each query (id → text), and compare the ranking of files with the judgements of the query."""
+    chosen = dict(map(find_metric, metrics or DEFAULT_METRICS))
     notes = []
     names = known_files(index.files)
     judged: dict[str, dict[Any, float]] = {}
@@ -89,19 +124,37 @@ def evaluate_index(
     for method in methods:
         results = index.search(texts, top=TOP_PASSAGES, method=method)
         rankings = [list(dict.fromkeys(hit.file for hit in result)) for result in results]
-        scores[method] = search_scores(rankings, list(judged.values()))
-    intervals = {method: metrics.confidence_intervals(found, resamples) for method, found in scores.items()}
-    return SearchEvaluation(scores, intervals, len(judged), tuple(notes))
-
-
-def search_scores(rankings: Sequence[Sequence[str]], judgements: Sequence[Mapping[Any, float]]) -> dict[str, float]:
-    """The usual metrics of rankings."""
-    return {
-        "ndcg@10": metrics.ndcg(rankings, judgements, k=10),
-        "mean_average_precision": metrics.mean_average_precision(rankings, judgements),
-        "recall@100": metrics.recall_at(rankings, judgements, k=100),
-        "mean_reciprocal_rank@10": metrics.mean_reciprocal_rank(rankings, judgements, k=10),
+        scores[method] = {name: score(rankings, list(judged.values())) for name, score in chosen.items()}
+    intervals = {method: confidence_intervals(found, resamples) for method, found in scores.items()}
+    fused_minus: dict[Method, dict[str, Difference]] = {
+        method: compare_metrics(found, scores["fused"], resamples)
+        for method, found in scores.items()
+        if "fused" in scores and method != "fused"
     }
+    return SearchEvaluation(scores, intervals, fused_minus, len(judged), tuple(notes))
+
+
+def find_metric(name: str) -> tuple[str, Callable[..., Score]]:
+    """The full name and the function of a metric, such as "map", or "recall@5" for the first 5 files.
+
+    >>> find_metric("recall@5")[0], find_metric("mrr@10")[0], find_metric("MAP")[0]
+    ('recall@5', 'mean_reciprocal_rank@10', 'mean_average_precision')
+    """
+    short, _, cutoff = name.lower().partition("@")
+    full = SHORT_NAMES.get(short, short)
+    if full not in METRICS:
+        known = [one if one in WITHOUT_CUTOFF else f"{one}@{cutoff or 'k'}" for one in (*METRICS, *SHORT_NAMES)]
+        raise UsageError(f"metric = {name!r} is not a metric of search; {suggest_name(name.lower(), known)}")
+    if full in WITHOUT_CUTOFF:
+        if cutoff:
+            raise UsageError(f"metric = {name!r}: this metric is of the whole ranking; write {short!r}")
+        return full, METRICS[full]
+    if not re.fullmatch(r"[1-9][0-9]{0,3}", cutoff) or int(cutoff) > TOP_PASSAGES:
+        raise UsageError(
+            f"metric = {name!r}: the number of files after @ must be from 1 to {TOP_PASSAGES:,}; for example, "
+            f"{short + '@10'!r}"
+        )
+    return f"{full}@{cutoff}", partial(METRICS[full], k=int(cutoff))
 
 
 def known_files(files: Sequence[str]) -> dict[str, str]:

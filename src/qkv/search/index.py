@@ -23,9 +23,9 @@ from qkv.search import approximate
 from qkv.search.approximate import CandidateIndex, exact_search_note, has_faiss
 from qkv.search.build import BuildReport, build_index
 from qkv.search.embedder import Embedder
-from qkv.search.evaluate import METHODS, Judgements, SearchEvaluation, evaluate_index
+from qkv.search.evaluate import DEFAULT_METRICS, METHODS, Judgements, SearchEvaluation, evaluate_index
 from qkv.search.folder import CANDIDATES_FILE, MANIFEST_FILE, DamagedIndex, read_arrays, read_manifest
-from qkv.search.ranking import FUSION_DEPTH, Ranking, fuse, rank_matches
+from qkv.search.ranking import FUSION_DEPTH, Ranking, fuse, match_weights, rank_matches
 from qkv.search.results import Method, SearchHit, SearchResult
 from qkv.search.vectors import VectorSearch
 from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES
@@ -124,8 +124,9 @@ class Index:
         """Find the passages that match a query best; a list of queries gives a list of results.
 
         `method` is "dense" (the cosine of the vectors), "bm25" (words in common), or "fused": the reciprocal rank
-        fusion of both. Search is exact: every passage is compared. Above a million passages, vectors are searched
-        approximately, if faiss is installed.
+        fusion of both, in which a passage that shares only frequent words with the query has a low weight. Search is
+        exact: every passage is compared. Above a million passages, vectors are searched approximately, if faiss is
+        installed.
         """
         queries = [query] if isinstance(query, str) else list(query)
         for number, one in enumerate(queries):
@@ -152,8 +153,12 @@ class Index:
             return self.vectors.search(vectors, top)
         depth = max(top, FUSION_DEPTH)
         dense = self.vectors.search(vectors, depth)
-        words = [rank_matches(self.bm25.scores(query), depth) for query in queries]
-        return [fuse([one[0], other[0]], top) for one, other in zip(dense, words, strict=True)]
+        rankings = []
+        for query, (nearest, _) in zip(queries, dense, strict=True):
+            matches, scores = rank_matches(self.bm25.scores(query), depth)
+            weights = match_weights(scores, self.bm25.max_score(query))
+            rankings.append(fuse([nearest, matches], top, weights=[1.0, weights]))
+        return rankings
 
     def evaluate(
         self,
@@ -161,14 +166,15 @@ class Index:
         judgements: Judgements,
         *,
         methods: Sequence[Method] = METHODS,
+        metrics: Sequence[str] = DEFAULT_METRICS,
         resamples: int = DEFAULT_RESAMPLES,
     ) -> SearchEvaluation:
         """How well each method finds the files that are relevant: nDCG@10, MAP, recall@100 and MRR@10, with intervals.
 
         `queries` maps ids to texts, and `judgements` maps ids to the relevance of files. A file ranks as high as its
-        best passage.
+        best passage. `metrics` selects others, such as "ndcg@5", "map", "recall@20" or "mrr@10".
         """
-        return evaluate_index(self, queries, judgements, methods=methods, resamples=resamples)
+        return evaluate_index(self, queries, judgements, methods=methods, metrics=metrics, resamples=resamples)
 
     def passage_text(self, number: int) -> str:
         """The text of a passage."""

@@ -11,6 +11,8 @@ FUSION_CONSTANT = 60
 """The constant of reciprocal rank fusion (Cormack, Clarke and Büttcher 2009)."""
 FUSION_DEPTH = 1000
 """The number of passages of each ranking that are fused."""
+FULL_WEIGHT_FRACTION = 0.25
+"""The fraction of the highest possible BM25 score from which a passage has its full weight in the fusion."""
 
 
 def top_k(scores: np.ndarray, k: int) -> np.ndarray:
@@ -37,8 +39,26 @@ def rank_matches(scores: np.ndarray, top: int) -> Ranking:
     return best, scores[best]
 
 
-def fuse(rankings: Sequence[np.ndarray], top: int, constant: int = FUSION_CONSTANT) -> Ranking:
-    """Reciprocal rank fusion: a passage scores the sum of 1 / (constant + rank) over the rankings that contain it.
+def match_weights(scores: np.ndarray, max_score: float) -> np.ndarray:
+    """The weights of BM25 matches in the fusion: lower for a passage with only a small part of the query's words.
+
+    Ranks alone do not tell a passage that has the words of the query from one that only shares the word "of".
+
+    >>> match_weights(np.array([8.0, 5.0, 2.0, 0.1]), max_score=20).tolist()
+    [1.0, 1.0, 0.4, 0.02]
+    """
+    return np.minimum(1, scores / (FULL_WEIGHT_FRACTION * max_score))
+
+
+def fuse(
+    rankings: Sequence[np.ndarray],
+    top: int,
+    constant: int = FUSION_CONSTANT,
+    weights: Sequence[np.ndarray | float] | None = None,
+) -> Ranking:
+    """Reciprocal rank fusion: a passage scores the sum of weight / (constant + rank) over the rankings that contain it.
+
+    `weights` has, for each ranking, the weights of its passages. By default all are 1.
 
     >>> passages, scores = fuse([np.array([7, 3]), np.array([3, 5])], top=2)
     >>> passages.tolist(), [round(float(score), 4) for score in scores]
@@ -46,7 +66,7 @@ def fuse(rankings: Sequence[np.ndarray], top: int, constant: int = FUSION_CONSTA
     """
     passages = np.unique(np.concatenate(rankings)).astype(np.int64)
     scores = np.zeros(len(passages))
-    for ranking in rankings:
-        scores[np.searchsorted(passages, ranking)] += 1 / (constant + np.arange(1, len(ranking) + 1))
+    for ranking, weight in zip(rankings, weights or [1.0] * len(rankings), strict=True):
+        scores[np.searchsorted(passages, ranking)] += weight / (constant + np.arange(1, len(ranking) + 1))
     best = top_k(scores, top)
     return passages[best], scores[best]

@@ -18,7 +18,7 @@ MIN_MATCH_FRACTION = 1 / 3  # of the characters of the query's words
 
 @dataclass(frozen=True, repr=False)
 class SearchHit(Result):
-    """A passage that was found. The score is a cosine, a BM25 score, or the sum of reciprocal ranks."""
+    """A passage that was found. The score is a cosine, a BM25 score, or a weighted sum of reciprocal ranks."""
 
     file: str  # relative to the folder that was indexed
     first_line: int  # from 1

@@ -113,7 +113,15 @@ class BM25:
                 continue
             start, end = self.posting_starts[number], self.posting_starts[number + 1]
             passages, counts = self.posting_passages[start:end], self.posting_counts[start:end].astype(np.float64)
-            idf = math.log(1 + (len(scores) - len(passages) + 0.5) / (len(passages) + 0.5))
             discount = self.k1 * (1 - self.b + self.b * self.lengths[passages] / self.mean_length)
-            scores[passages] += occurrences * idf * (counts * (self.k1 + 1) / (counts + discount))
+            scores[passages] += occurrences * self._idf(number) * (counts * (self.k1 + 1) / (counts + discount))
         return scores
+
+    def max_score(self, query: str) -> float:
+        """The limit of the score of a passage in which every word of the query is very frequent: (k1 + 1) Σ idf."""
+        return (self.k1 + 1) * sum(self._idf(self.find_word(word)) for word in normalized_words(query))
+
+    def _idf(self, number: int | None) -> float:
+        """The inverse document frequency of a word. A word that no passage contains is the rarest."""
+        found = 0 if number is None else int(self.posting_starts[number + 1] - self.posting_starts[number])
+        return math.log(1 + (len(self.lengths) - found + 0.5) / (found + 0.5))
