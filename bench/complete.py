@@ -2,11 +2,13 @@
 
     python bench/complete.py MODEL --text notes.txt --keystrokes 200
 
-The text is typed character by character after a context of `--context` characters. Times are in milliseconds. On a
-machine with other programs, the CPU time of a process with one thread (`OMP_NUM_THREADS=1`) is the better estimate.
+The text is typed character by character after a context of `--context` characters. Times are in milliseconds: elapsed
+time, and CPU time. The latency of a keystroke is the elapsed time on an idle machine, so the load average (1, 5 and 15
+minutes) is printed first. With one thread (`OMP_NUM_THREADS=1`), both times are equal if no other program interferes.
 """
 
 import argparse
+import os
 import statistics
 import time
 from pathlib import Path
@@ -44,6 +46,7 @@ def main() -> None:
     assert loaded.tokenizer is not None
     model = TextModel(loaded.network, loaded.tokenizer, loaded.config)
     text = options.text.read_text(encoding="utf-8")
+    print("load average", *(f"{load:.2f}" for load in os.getloadavg()))
     for name, keeps_cache in (("keys and values kept", True), ("read again", False)):
         times = time_keystrokes(model, text, options.context, options.keystrokes, keeps_cache=keeps_cache)
         for clock, values in times.items():

