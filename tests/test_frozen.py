@@ -23,6 +23,7 @@ next_sentence_classes dropout
 """
 CONFIG = """
 encoder decoder head share_embeddings pad_token_id decoder_start_token_id eos_token_ids architecture reads_sentences
+reads_pairs
 """
 SCALING = "kind factor low_freq_factor high_freq_factor original_max_positions"
 RECIPE = {

@@ -488,7 +488,8 @@ class Model(TaskCalls):
         """Evaluate the model on files or a built-in dataset, as `qkv eval` does.
 
         `columns` maps fields to columns, `limit` is the maximum number of records, and `resamples` is the number of
-        bootstrap samples of the confidence intervals (0: none). Other options are the fields of
+        bootstrap samples of the confidence intervals (0: none). The columns of a table without a header line are
+        guessed; a note on the guess is logged, and is in `.notes` of the result. Other options are the fields of
         `qkv.tasks.task.EvaluationOptions`, such as `beam`. `first.compare(second)` compares the evaluations of two
         models on the same data.
         """
@@ -496,9 +497,13 @@ class Model(TaskCalls):
         from qkv.tasks.evaluation_records import load_records
 
         task = find_task(self.config)
-        records = load_records(task, data, columns=columns, format=format, max_records=limit)
+        notes: list[str] = []
+        records = load_records(task, data, columns=columns, format=format, max_records=limit, notes=notes)
+        for note in notes:
+            log.warning("%s: %s", data, note)
         chosen = {"metrics": metrics, "resamples": resamples, **options}
-        return evaluate(self.network, self.tokenizer, self.config, records, **chosen)
+        result = evaluate(self.network, self.tokenizer, self.config, records, **chosen)
+        return replace(result, notes=(*notes, *result.notes))
 
     def quantize(self, precision: decode.WeightPrecision = "int8") -> "Model":
         """Return a copy of the model for decoding on a CPU, with its linear layers in int8 or int4.

@@ -1,5 +1,6 @@
 """Which task a model is made for, and what holds for all of them: modes, weights, the same numbers each time."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,41 @@ def test_labels_of_an_evaluation_are_read_as_in_training(tmp_path: Path) -> None
     assert {name: one.count for name, one in problems.categories.items()} == {"missing field": 1, "no label": 1}
     result = evaluate(*parts_of(encoder(qkv.HeadConfig(kind="classify", labels=("a", "b")))), found)
     assert (result.num_records, result.notes) == (2, ())
+
+
+def test_columns_that_are_guessed_are_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "plain.tsv"
+    file.write_text("A fox runs.\tA dog runs.\nAnna runs.\tIt runs.\n", encoding="utf-8")
+    result = seq2seq().evaluate(str(file), resamples=0)
+    assert result.num_records == 2
+    assert "column 0 is read as the source, column 1 is read as the target" in result.notes[0]
+    assert result.notes[0] in caplog.text
+    with pytest.raises(UsageError, match="no column is recognised"):
+        load_records(TASKS["text_to_text"], file, guess=False)
+
+
+@pytest.mark.parametrize("reads_pairs", [None, False, True])
+def test_a_classifier_reads_pairs_only_if_it_was_trained_on_them(reads_pairs: bool | None) -> None:
+    made = encoder(qkv.HeadConfig(kind="classify", labels=("a", "b")))
+    made.config = replace(made.config, reads_pairs=reads_pairs)
+    pair = {"text": "fox", "second": "dog", "label": "a"}
+    alone = {"text": "fox", "label": "a"}
+    if reads_pairs is None:  # an imported model
+        assert len(made.classify(["fox", ("fox", "dog")])) == 2
+        return
+    right: Any = ("fox", "dog") if reads_pairs else "fox"
+    wrong: Any = "fox" if reads_pairs else ("fox", "dog")
+    made.classify(right)
+    with pytest.raises(UsageError, match=r"text 2 is .* trained on"):
+        made.classify([right, wrong])
+    if reads_pairs:
+        assert evaluate(*parts_of(made), records([pair, alone])).num_records == 1
+        with pytest.raises(UsageError, match=r"there is one text.*--columns second=COLUMN"):
+            evaluate(*parts_of(made), records([alone]))
+    else:
+        both = evaluate(*parts_of(made), records([pair, alone]))
+        assert both.samples[0].source == both.samples[1].source == "fox"
+        assert "only the first text of each pair is read" in both.notes[0]
 
 
 def test_files_of_an_evaluation_are_texts_or_paths(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "names.conll": "Anna B-PER\nruns O\n\ndog O\n",
         "similar.tsv": "first\tsecond\nfox\tthe fox\ndog\ta dog\n",
         "text.txt": "the lazy fox jumps\nover it\n",
+        "table.txt": "the lazy fox jumps.\tover it\n" * 3,
         "squad.json": json.dumps(
             {
                 "data": [
@@ -236,10 +237,71 @@ def test_columns_of_other_names_are_asked_for_and_taken(
 ) -> None:
     _, err = said(capsys, ["eval", str(models / "text_to_text"), "odd.tsv"], code=2)
     assert "left, right" in err
-    assert "--columns FIELD=COLUMN" in err
+    assert "for example: --columns source=left --columns target=right" in err
+    assert "If the first line is data and not a header: --columns source=0 --columns target=1" in err
     chosen = ["--columns", "source=left", "--columns", "target=right", "--json"]
     values = json.loads(said(capsys, ["eval", str(models / "text_to_text"), "odd.tsv", *chosen])[0])
     assert (values["samples"][0]["source"], values["samples"][0]["expected"]) == ("the fox", "the dog")
+
+
+NO_HEADER = "A lazy fox runs.\tThe quick dog jumps.\nAnna runs.\tA dog runs.\n"
+
+
+def test_a_table_without_a_header_is_read_as_init_reads_it(
+    models: Path, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("plain.tsv").write_text(NO_HEADER, encoding="utf-8")
+    out, err = said(capsys, ["eval", str(models / "text_to_text"), "plain.tsv", "--json"])
+    values = json.loads(out)
+    assert values["records"] == 2, "the first line is data"
+    assert (values["samples"][0]["source"], values["samples"][0]["expected"]) == tuple(
+        NO_HEADER.split("\n")[0].split("\t")
+    )
+    assert "plain.tsv: no header line, so column 0 is read as the source, column 1 is read as the target" in err
+    Path("scored.csv").write_text("A lazy fox.,The fox.,4.5\nA dog runs.,Anna jumps.,1.0\n", encoding="utf-8")
+    out, err = said(capsys, ["eval", str(models / "embed"), "scored.csv", "--json"])
+    assert json.loads(out)["main"] == "spearman"
+    assert "column 2 is read as the score" in err
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_the_columns_of_a_recipe_are_preferred_to_a_guess(
+    second: bool, models: Path, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("plain.tsv").write_text(NO_HEADER, encoding="utf-8")
+    shutil.copytree(models / "text_to_text", "run")
+    recipe = '[data]\ntrain = "pairs.tsv"\ncolumns = {source = 1, target = 0}\n[train]\nsteps = 1\n'
+    Path("run/recipe.toml").write_text(recipe, encoding="utf-8")
+    others = [str(models / "text_to_text")] if second else []
+    out, err = said(capsys, ["eval", *others, "run", "plain.tsv", "--json", "--resamples", "0"])
+    assert "run: columns from the recipe of this run: source = 1, target = 0" in err
+    assert "no header line" not in err
+    values = json.loads(out)
+    assert (values["models"][0] if second else values)["samples"][0]["source"] == "The quick dog jumps."
+
+
+def test_a_run_whose_columns_a_table_does_not_have_falls_back_to_a_guess(
+    models: Path, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("plain.tsv").write_text(NO_HEADER, encoding="utf-8")
+    shutil.copytree(models / "text_to_text", "run")
+    recipe = '[data]\ntrain = "pairs.tsv"\ncolumns = {source = "en", target = "de"}\n[train]\nsteps = 1\n'
+    Path("run/recipe.toml").write_text(recipe, encoding="utf-8")
+    _, err = said(capsys, ["eval", "run", "plain.tsv"])
+    assert "column 0 is read as the source" in err
+
+
+@pytest.mark.parametrize("reads_pairs", [False, True])
+def test_a_classifier_refuses_texts_of_another_form_than_in_training(
+    reads_pairs: bool, models: Path, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = encoder(HEADS["classify"])
+    made.config = replace(made.config, reads_pairs=reads_pairs)
+    made.save("run")
+    right, wrong = ("a fox\ta dog", "a fox") if reads_pairs else ("a fox", "a fox\ta dog")
+    said(capsys, ["run", "run", right])
+    _, err = said(capsys, ["run", "run", wrong], code=2)
+    assert ("a tab between them" if reads_pairs else "replace it by a space") in err
 
 
 def test_problems_in_the_data_are_told(models: Path, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -279,7 +341,10 @@ def test_the_limit_takes_the_first(models: Path, files: Path, capsys: pytest.Cap
         ("text_to_text", ["pairs.tsv", "--columns", "sorce=source"], 2, ["sorce", "source"]),
         ("text_to_text", ["pairs.tsv", "--format", "tvs"], 2, ["tsv"]),
         ("text_to_text", ["pairs.tsv", "--device", "gpu"], 2, ["gpu", "cuda"]),
-        ("text_to_text", ["labels.csv"], 2, ["target", "text, label", "--columns"]),
+        ("text_to_text", ["labels.csv"], 2, ["target", "text, label", "--columns target=label"]),
+        ("text_to_text", ["text.txt"], 2, ["columns are text. Add the missing columns"]),
+        ("text_to_text", ["odd.tsv", "--columns", "source=left"], 2, ["the target; add --columns target=COLUMN"]),
+        ("language", ["table.txt"], 2, ["--columns text=0", "--format text"]),
         ("classify", ["pairs.tsv"], 2, ["label"]),
         ("tag", ["labels.csv"], 2, ["tokens"]),
         ("nothere", ["pairs.tsv"], 2, ["nothere"]),

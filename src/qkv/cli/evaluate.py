@@ -83,7 +83,8 @@ def evaluate(
     test
         A file to evaluate on, once for each: the same as `data`, as in qkv init.
     columns
-        field=column for each column to read; by default the columns are found by their names.
+        field=column for each column to read, such as source=0 (numbers count from 0, for a table without a header
+        line). By default columns are found by their names, then by the recipe of the run, then by their content.
     format
         The format of the files; by default it follows from their extension and their first lines.
     records_key
@@ -147,7 +148,7 @@ def evaluate(
         loaded = quantize_model(load(name, device=device), name, precision)
         if not results:
             task = find_task(loaded.config)
-            records, problems = source.read(task)
+            records, problems = source.read(task, models)
         elif find_task(loaded.config).name != task.name:
             other = find_task(loaded.config).description
             raise UsageError(f"{model} {task.description}, but {name} {other}; compare models of the same task")
@@ -231,25 +232,31 @@ class EvaluationSource:
         print_notes(self.model, [f"evaluated on the data of its recipe: {part}{chosen.describe()}"])
         return chosen
 
-    def read(self, task: "Task") -> "tuple[list[Record], Problems]":
-        """The records of a task. If its columns are not found, those of the run's recipe are tried."""
-        trained = None if self.recipe is None else self.recipe.data.columns
+    def read(self, task: "Task", models: Sequence[str]) -> "tuple[list[Record], Problems]":
+        """The records of a task. If its columns are not found, those of the models' recipes are tried, then a guess."""
+        trained = {} if self.columns else find_trained_columns(models)
         try:
-            return self._read(task)
+            return self._read(task, guess=not trained)
         except UsageError:
-            if self.columns or not trained:
+            if not trained:
                 raise
-            records, problems = replace(self, columns=dict(trained))._read(task)
-            listed = ", ".join(f"{name} = {column}" for name, column in trained.items())
-            print_notes(self.model, [f"columns from the recipe of this run: {listed}"])
+        for model, columns in trained.items():
+            try:
+                records, problems = replace(self, columns=columns)._read(task)
+            except UsageError:
+                continue
+            listed = ", ".join(f"{name} = {column}" for name, column in columns.items())
+            print_notes(model, [f"columns from the recipe of this run: {listed}"])
             return records, problems
+        return self._read(task)
 
-    def _read(self, task: "Task") -> "tuple[list[Record], Problems]":
+    def _read(self, task: "Task", guess: bool = True) -> "tuple[list[Record], Problems]":
         from qkv.data import Problems
         from qkv.render.progress import progress_bar
         from qkv.tasks.evaluation_records import held_out_records, load_records
 
         problems = Problems(max_invalid_fraction=1)
+        notes: list[str] = []
         with progress_bar("reading") as progress:
             if self.is_held_out and self.recipe is not None:
                 return held_out_records(self.recipe, self.limit, problems, progress), problems
@@ -261,10 +268,13 @@ class EvaluationSource:
                 records_key=self.records_key,
                 split=self.split,
                 max_records=self.limit,
+                guess=guess,
+                notes=notes,
                 problems=problems,
                 progress=progress,
             )
-            return records, problems
+        print_notes(self.describe(), notes)
+        return records, problems
 
     def evaluate_baseline(self, records: "list[Record]", result: "Evaluation") -> dict[str, float]:
         """The metrics of a simple classifier that is trained on the run's data; {} if there is none."""
@@ -323,6 +333,19 @@ def read_run_recipe(model: str) -> "Recipe | None":
 
     path = run_path(Path(model)) / "recipe.toml"
     return read_recipe(path) if path.exists() else None
+
+
+def find_trained_columns(models: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The columns in the recipes of those models that are runs and whose recipes name columns."""
+    found = {}
+    for model in models:
+        try:
+            recipe = read_run_recipe(model)
+        except QkvError:  # a recipe of another version
+            continue
+        if recipe is not None and recipe.data.columns:
+            found[model] = dict(recipe.data.columns)
+    return found
 
 
 def evaluation_data(data: "DataSection") -> Any:

@@ -34,6 +34,7 @@ class Config:
     eos_token_ids: tuple[int, ...] = ()  # the tokens that end a generated text
     architecture: str = ""  # the public architecture of an imported model; export tries it first
     reads_sentences: bool | None = None  # seq2seq: texts are split into sentences by default; None: not known
+    reads_pairs: bool | None = None  # classifiers: trained on pairs of texts, not on single texts; None: not known
 
     def __post_init__(self) -> None:
         check_field_types(self, list_fields=("eos_token_ids",))

@@ -64,6 +64,7 @@ def run(
     """Run a model on each text, in order; results and options are those of its task's `run`."""
     task = find_task(config)
     check_texts(task, texts)
+    check_pairs(config, texts)
     known = [one.name for one in signature(task.run).parameters.values() if one.kind is one.KEYWORD_ONLY]
     for name in () if task.generates else options:
         if name not in known:
@@ -85,6 +86,24 @@ def check_texts(task: Task, texts: Sequence[Any]) -> None:
             raise UsageError(
                 f"text {number + 1} is {shorten(repr(text), 60)} ({type(text).__name__}), but a model that "
                 f"{task.description} reads {wanted}; {advice}"
+            )
+
+
+def check_pairs(config: Config, texts: Sequence[Any]) -> None:
+    """Raise an error if a classifier that was trained on single texts reads a pair, or the other way round."""
+    if config.head.kind != "classify" or config.reads_pairs is None:
+        return
+    for number, text in enumerate(texts):
+        if isinstance(text, str) == config.reads_pairs:
+            given = f"text {number + 1} is {shorten(repr(text), 60)}"
+            if config.reads_pairs:
+                raise UsageError(
+                    f"{given}, a single text, but this model was trained on pairs of texts; give two texts: "
+                    "m.classify((first, second)), or on the command line one line with a tab between them"
+                )
+            raise UsageError(
+                f"{given}, a pair of texts, but this model was trained on single texts; give one string (on the "
+                "command line, a tab separates two texts: replace it by a space)"
             )
 
 

@@ -243,6 +243,16 @@ def test_whether_a_model_reads_sentences_is_kept(reads_sentences):
     assert read_config(architecture, written) == config
 
 
+@pytest.mark.parametrize("reads_pairs", [None, True, False])
+def test_whether_a_classifier_reads_pairs_is_kept(reads_pairs):
+    architecture = ARCHITECTURES["bert"]
+    config = read_config(architecture, theirs_of("bert", "BertForSequenceClassification"))
+    config = replace(config, reads_pairs=reads_pairs)
+    written, _ = write_config(architecture, config)
+    assert ("reads_pairs" in written) == (reads_pairs is not None)
+    assert read_config(architecture, written) == config
+
+
 # ── Rows and references, both ways ───────────────────────────────────────────────────────────────────────────────
 
 

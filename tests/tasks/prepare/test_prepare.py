@@ -44,6 +44,13 @@ def test_pairs_of_sentences_are_recognised_and_noted(ending: str, folder: Path, 
     assert any("sentence by sentence" in note for note in prepared.notes) is bool(ending)
 
 
+def test_a_classifier_records_whether_it_reads_pairs(folder: Path) -> None:
+    names = {"moods.csv": False, "two.jsonl": True, "scores.jsonl": True}
+    for name, expected in names.items():
+        assert prepare(sample_recipe(folder, "classification", str(folder / name))).config.reads_pairs is expected
+    assert prepare(sample_recipe(folder, "contrastive")).config.reads_pairs is None
+
+
 MORE = [
     ("seq2seq", ("a.en", "a.de")),
     ("seq2seq", {"source": "a.en", "target": "a.de"}),

@@ -30,7 +30,7 @@ MULTI_LABEL = "multi_label_classification"  # their problem_type of a head whose
 # Ours: transformers keeps these keys in the config and does not use them.
 TEMPERATURE_KEY = "calibration_temperature"
 THRESHOLD_KEY = "out_of_scope_threshold"
-SENTENCES_KEY = "reads_sentences"
+INPUT_KEYS = ("reads_sentences", "reads_pairs")
 
 
 # ── Config rows ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -249,13 +249,14 @@ def read_config(architecture: Architecture, theirs: Json) -> Config:
         config = read_fields(architecture.config, theirs)
         if len(ours) == 1:
             config.pop("share_embeddings", None)
+        inputs: Json = {name: theirs.get(name) for name in INPUT_KEYS}
         return Config(
             encoder=ours.get("encoder"),
             decoder=ours.get("decoder"),
             **config,
             head=head,
             architecture=architecture.name,
-            reads_sentences=theirs.get(SENTENCES_KEY),
+            **inputs,
         )
     except KeyError as error:
         raise QkvError(f"config.json: missing {error}") from error
@@ -287,8 +288,7 @@ def write_config(architecture: Architecture, config: Config) -> tuple[Json, Head
             continue
         theirs: Json = {"architectures": [table.class_name], "model_type": architecture.name}
         theirs["is_encoder_decoder"] = config.family == "seq2seq"
-        if config.reads_sentences is not None:
-            theirs[SENTENCES_KEY] = config.reads_sentences
+        theirs.update({name: value for name in INPUT_KEYS if (value := getattr(config, name)) is not None})
         for name, rows in stacks.items():
             theirs.update(write_fields(rows, getattr(config, name)))
         theirs.update(write_fields(architecture.config, config))

@@ -2,14 +2,31 @@
 
 Every objective has its own field names (`source` and `target`, `text` and `label`, …), and the records that are encoded
 have these names. A recipe can assign columns in `data.columns`; otherwise columns are recognised by common names. If no
-column is recognised for a field, an error asks for it.
+column is recognised for a field, training stops with an error; `qkv init` and `qkv eval` guess the column.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from qkv.data import Problems
+from qkv.data import Problems, Record
 from qkv.data.objectives.table import OBJECTIVES
+from qkv.data.readers.columns import get_nested, is_number
 from qkv.errors import UsageError, suggest_name
+
+
+class UnrecognisedColumns(UsageError):
+    """No column is recognised as a field that an objective needs. Programs may guess columns and try again."""
+
+    def __init__(
+        self,
+        problem: str,
+        advice: str,
+        names: Sequence[str],
+        records: Sequence[Record] = (),
+        formats: Collection[str] = (),
+    ) -> None:
+        super().__init__(f"{problem}. {advice}")
+        self.problem, self.advice = problem, advice
+        self.names, self.records, self.formats = names, records, formats  # columns, first records, formats of files
 
 
 def field_names(kind: str) -> list[str]:
@@ -63,9 +80,38 @@ def match_columns(kind: str, names: Iterable[str], data_name: str) -> dict[str, 
     missing = spec.describe_missing(found)
     if missing:
         example = ", ".join(f'{name.partition(" or ")[0]} = "…"' for name in missing)
-        raise UsageError(
+        raise UnrecognisedColumns(
             f"{data_name}: no column is recognised as the {' and the '.join(missing)} that {kind} needs; the columns "
-            f"are {', '.join(names)}. Write data.columns = {{{example}}} (numbers from 0, if a table has no "
-            "header line)"
+            f"are {', '.join(names)}",
+            f"Write data.columns = {{{example}}} (numbers from 0, if a table has no header line)",
+            names,
         )
     return found
+
+
+def guess_columns(kind: str, names: Sequence[str], records: Sequence[Record] = ()) -> dict[str, str]:
+    """Assign the columns, in their order, to the required fields; the user can correct the guess.
+
+    For embeddings, the first other column that has a number in each of the `records` is the score. The label of a
+    classifier is the column with the fewest different values, and its text is the longest of the other columns.
+
+    >>> guess_columns("seq2seq", ["en", "de"])
+    {'source': 'en', 'target': 'de'}
+    """
+    required = OBJECTIVES[kind].required_fields
+    columns = [name for name in names if name.lower() != "id"]
+    if len(columns) < len(required):
+        raise UsageError(
+            f"the data has the columns {', '.join(names)}, but {kind} needs {len(required)} ({', '.join(required)}); "
+            "add the missing columns"
+        )
+    if OBJECTIVES[kind].class_field == "label" and records:
+        values = {name: [str(get_nested(record.fields, name)) for record in records] for name in columns}
+        label = min(columns, key=lambda name: (len(set(values[name])), sum(map(len, values[name]))))
+        text = max((name for name in columns if name != label), key=lambda name: sum(map(len, values[name])))
+        return {"text": text, "label": label}
+    guessed = dict(zip(required, columns, strict=False))
+    for name in columns[len(required) :] if kind == "contrastive" and records else ():
+        if all(is_number(str(get_nested(record.fields, name))) for record in records):
+            return {**guessed, "score": name}
+    return guessed

@@ -28,7 +28,7 @@ from qkv.data.split import SplitName
 from qkv.errors import UsageError, suggest_name
 from qkv.files import to_path
 from qkv.progress import OnProgress
-from qkv.tasks.prepare.columns import check_columns, match_columns
+from qkv.tasks.prepare.columns import UnrecognisedColumns, check_columns, match_columns
 from qkv.train.recipe.schema import DataSection, Recipe
 
 DataSplit = Literal["train", "valid", "test"]
@@ -36,6 +36,7 @@ DataSplit = Literal["train", "valid", "test"]
 
 ENDLESS_EPOCH_EXAMPLES = 50_000  # examples in an epoch of an endless dataset, by default (data.epoch_examples)
 ENDLESS_VALID_EXAMPLES = 2000  # examples in the validation and test splits of an endless dataset
+TABS_HINT = '. Its lines have tabs: to read it as plain text, write data.format = "text"'
 MIN_FILES_TO_SPLIT = 20  # with fewer text files, the end of the text is held out instead of whole documents
 
 
@@ -228,17 +229,18 @@ def match_file_columns(kind: str, files: DataFiles) -> FileSource:
         return FileSource(files, frozenset(match_columns(kind, files.options.columns, name)))
     formats = {group.format for group in files.find_groups(Problems(max_invalid_fraction=1))}
     max_records = 1 if "text" in formats else MAX_RECORDS_SEARCHED  # all records of a text have the same field
-    names = common_names(list(islice(files.records(Problems(max_invalid_fraction=1)), max_records)))
+    first = list(islice(files.records(Problems(max_invalid_fraction=1)), max_records))
+    names = common_names(first)
     aligned = OBJECTIVES[kind].aligned_fields
     if formats == {"aligned"} and aligned and not isinstance(files.paths, Mapping) and len(names) == 2:
         columns = dict(zip(aligned, names, strict=True))  # in the order in which the user gives the files
     else:
         try:
             columns = match_columns(kind, names, name)
-        except UsageError as error:
+        except UnrecognisedColumns as error:
             is_text = all(format_extension(Path(path)) in (".txt", ".text") for path in list_paths(files.paths))
-            hint = '. Its lines have tabs: to read it as plain text, write data.format = "text"'
-            raise UsageError(f"{error}{hint if is_text and formats == {'tsv'} else ''}") from None
+            advice = f"{error.advice}{TABS_HINT if is_text and formats == {'tsv'} else ''}"
+            raise UnrecognisedColumns(error.problem, advice, names, first, formats) from None
     if not formats & {"conll", "conllu"}:  # with explicit columns, a record without one of them is counted as invalid
         files = replace(files, options=replace(files.options, columns=dict(columns)))
     return FileSource(files, frozenset(columns))

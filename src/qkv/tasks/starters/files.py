@@ -14,7 +14,7 @@ from qkv.data.readers.columns import MAX_RECORDS_SEARCHED, common_names, get_nes
 from qkv.data.readers.decompress import COMPRESSION_BY_EXTENSION
 from qkv.data.records import Record
 from qkv.errors import UsageError, suggest_name
-from qkv.tasks.prepare.columns import check_columns, check_num_classes, field_names, match_columns
+from qkv.tasks.prepare.columns import check_columns, check_num_classes, field_names, guess_columns, match_columns
 from qkv.tasks.prepare.sources import open_source, pair_text_files
 from qkv.train.recipe.schema import DataSection, ObjectiveSection, Recipe
 
@@ -151,34 +151,6 @@ def mean_characters(records: Sequence[Record], columns: Collection[str] = ()) ->
     """The mean number of characters of a text, over all columns or the given ones."""
     texts = [text for one in records for name, text in one.fields.items() if not columns or name in columns]
     return mean(len(str(text)) for text in texts) if texts else float("inf")
-
-
-def guess_columns(kind: str, names: Sequence[str], records: Sequence[Record] = ()) -> dict[str, str]:
-    """Assign the columns, in their order, to the required fields; the user can correct the guess.
-
-    For embeddings, the first other column that has a number in each of the `records` is the score. The label of a
-    classifier is the column with the fewest different values, and its text is the longest of the other columns.
-
-    >>> guess_columns("seq2seq", ["en", "de"])
-    {'source': 'en', 'target': 'de'}
-    """
-    required = OBJECTIVES[kind].required_fields
-    columns = [name for name in names if name.lower() != "id"]
-    if len(columns) < len(required):
-        raise UsageError(
-            f"the data has the columns {', '.join(names)}, but {kind} needs {len(required)} ({', '.join(required)}); "
-            "add the missing columns"
-        )
-    if OBJECTIVES[kind].class_field == "label" and records:
-        values = {name: [str(get_nested(record.fields, name)) for record in records] for name in columns}
-        label = min(columns, key=lambda name: (len(set(values[name])), sum(map(len, values[name]))))
-        text = max((name for name in columns if name != label), key=lambda name: sum(map(len, values[name])))
-        return {"text": text, "label": label}
-    guessed = dict(zip(required, columns, strict=False))
-    for name in columns[len(required) :] if kind == "contrastive" and records else ():
-        if all(is_number(str(get_nested(record.fields, name))) for record in records):
-            return {**guessed, "score": name}
-    return guessed
 
 
 def guess_max_score(data: DataFiles, column: str) -> float:
