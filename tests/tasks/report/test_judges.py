@@ -135,6 +135,34 @@ def test_spaces_around_a_short_text_are_no_error() -> None:
     assert judge.score_each(["b", "c"], ["b ", "b "]) == [1.0, 0.0]
 
 
+def test_the_metric_of_the_recipe_is_reported() -> None:
+    pytest.importorskip("rouge_score", reason='computes ROUGE; pip install "qkv[rouge]"')
+    asked = records([{"source": "The cat sat. It slept.", "target": "a cat that sat on the mat and slept"}])
+    config = seq2seq().config
+    usual, chosen = find_judge(config, asked), find_judge(config, asked, metric="rougeL")
+    assert usual is not None
+    assert chosen is not None
+    assert (usual.metric, chosen.metric) == ("bleu", "rougeL")
+    assert chosen.measure(["the cat sat"], ["the cat sat down"]) == pytest.approx(6 / 7)  # precision 1, recall 3/4
+    assert "first sentence of the source" not in applicable_baselines(usual, asked)
+    lead = applicable_baselines(chosen, asked)["first sentence of the source"]
+    assert lead(chosen, [], asked) == ["The cat sat."]
+    unknown = find_judge(config, asked, metric="ter")  # lower is better
+    assert unknown is not None
+    assert unknown.metric == "bleu"
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "macro_f1", "matthews"])
+def test_the_chosen_metric_is_that_of_an_evaluation(metric: str) -> None:
+    make, rows, _ = CASES["label"]
+    model, found = TextModel(*parts_of(make())), records(rows)
+    judge = find_judge(model.config, found, metric=metric)
+    assert judge is not None
+    made = judge_records(judge, model, found, 60, 100)
+    whole = evaluate(model.network, model.tokenizer, model.config, found, metrics=[metric]).metrics[metric]
+    assert judge.measure(made.predicted, made.expected) == pytest.approx(whole)
+
+
 def test_texts_without_words_have_an_svm_baseline() -> None:
     pytest.importorskip("sklearn", reason='trains a linear SVM; pip install "qkv[baseline]"')
     assert predict_svm(["!!!", "???", "..."], ["a", "b", "b"], ["x", "!"]) == ["b", "b"]

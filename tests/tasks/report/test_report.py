@@ -265,6 +265,9 @@ def test_a_language_model_stands_beside_a_unigram_model(tmp_path: Path) -> None:
     assert report.data is not None
     assert (report.score.unit, report.data.unit, report.leakage.unit) == ("document", "document", "line")
     assert not make_report(tmp_path / "run", ReportOptions(quick=True)).leakage
+    asked = make_report(tmp_path / "run", ReportOptions(max_records=5, curve_minutes=0.01))
+    assert asked.learning_curve is None
+    assert any("there is no learning curve (--curve-minutes)" in note for note in asked.notes)
 
 
 def test_held_out_lines_have_their_line_numbers_and_the_loss_is_that_of_the_run(tmp_path: Path) -> None:
@@ -309,6 +312,14 @@ def test_texts_from_a_template_are_no_leaks_and_a_useless_summariser_trains_long
     assert report.score is not None
     assert report.score.model.value == 0
     assert names == {"underfitting"}
+    pytest.importorskip("rouge_score", reason='computes ROUGE; pip install "qkv[rouge]"')
+    train(open_recipe(recipe, [f"run={tmp_path / 'rouge'}", *files, "train.steps=4", "train.metric=rougeL"]))
+    report = make_report(tmp_path / "rouge", ReportOptions(curve_minutes=0.001))
+    assert report.score is not None
+    assert report.score.metric == "rougeL"
+    assert "first sentence of the source" in {one.name for one in report.score.baselines}
+    (note,) = (note for note in report.notes if "there is no learning curve" in note)
+    assert "needs at least 160 training records, and there are 30" in note
 
 
 def test_a_model_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -197,6 +197,38 @@ def test_a_lower_loss_is_better() -> None:
     assert names(score=with_scores(2.0, 3.0, 2.0, "loss"), recipe=language) == []
 
 
+@pytest.mark.parametrize(
+    ("metric", "model", "baseline", "advised"),
+    [
+        ("masked_accuracy", 0.097, 0.096, True),
+        ("masked_accuracy", 0.35, 0.096, False),
+        ("loss", 5.02, 5.05, True),
+        ("loss", 3.0, 5.05, False),
+        ("accuracy", 0.81, 0.80, False),  # other tasks are judged by the score on their training data
+    ],
+)
+def test_a_language_model_must_be_better_than_token_frequencies(
+    metric: str, model: float, baseline: float, advised: bool
+) -> None:
+    """Language models are not evaluated on their training data."""
+    recipe = replace(RECIPE, objective=ObjectiveSection(kind="mlm" if metric == "masked_accuracy" else "causal_lm"))
+    score = replace(with_scores(model, baseline, 0.0, metric), training=None)
+    found = give_advice(make_facts(score=score, recipe=recipe))
+    assert [(one.name, one.title) for one in found] == [
+        ("baseline", "Train longer: the model is not better than a simple baseline")
+    ] * advised
+
+
+def test_a_language_model_at_its_baseline_gets_the_learning_rate_that_was_faster_in_the_test() -> None:
+    score = replace(with_scores(0.097, 0.096, 0.0, "masked_accuracy"), training=None)
+    recipe = replace(RECIPE, objective=ObjectiveSection(kind="mlm"))
+    losses = {str(RECIPE.train.lr): 5.0, str(10 * RECIPE.train.lr): 3.0}
+    check = Finding("learning_rate", "warning", "", values={"losses": losses})
+    (advice,) = give_advice(make_facts(score=score, recipe=recipe, lr_check=check))
+    assert advice.overrides == (f"train.lr={10 * RECIPE.train.lr:.3g}",)
+    assert advice.title.endswith("not better than a simple baseline")
+
+
 def test_the_commands_for_a_pretrained_model_name_the_data() -> None:
     (advice,) = give_advice(make_facts(score=with_scores(0.7, 0.9, 0.99)))
     assert advice.command == (

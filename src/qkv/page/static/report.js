@@ -115,7 +115,11 @@ function scoreSentence({score}) {
 
 /** A metric at the beginning of a sentence. */
 function metricName(metric) {
-  const known = {bleu: "BLEU", f1: "F1", micro_f1: "Micro F1"};
+  const known = {
+    ...{f1: "F1", micro_f1: "Micro F1", macro_f1: "Macro F1", matthews: "Matthews' correlation"},
+    ...{bleu: "BLEU", bleu_lowercase: "BLEU in lower case", tokenised_bleu: "Tokenised BLEU", sacrebleu: "sacreBLEU"},
+    ...{chrf: "chrF", rouge1: "ROUGE-1", rouge2: "ROUGE-2", rougeL: "ROUGE-L"},
+  };
   const words = metric.replaceAll("_", " ");
   return known[metric] ?? words[0].toUpperCase() + words.slice(1);
 }

@@ -8,11 +8,14 @@ const LEFT = 56;
 const RIGHT = 16;
 const COUNT = new Intl.NumberFormat("en", {notation: "compact", maximumFractionDigits: 1});
 
+const TO_100 = ["bleu", "bleu_lowercase", "tokenised_bleu", "sacrebleu", "chrf"];
+const PLAIN = ["loss", "spearman", "pearson", "matthews"];
+
 /** A score in its usual notation. */
 export function formatScore(metric, value) {
   if (value === null || value === undefined) return "–";
-  if (metric === "loss" || metric === "spearman") return value.toFixed(3);
-  return metric === "bleu" ? value.toFixed(1) : `${(100 * value).toFixed(1)} %`;
+  if (PLAIN.includes(metric)) return value.toFixed(3);
+  return TO_100.includes(metric) ? value.toFixed(1) : `${(100 * value).toFixed(1)} %`;
 }
 
 /** The model and the baselines as bars with confidence intervals. */
@@ -23,7 +26,7 @@ export function scoreChart(score) {
     ...(score.training ? [["this model on its training data", score.training]] : []),
   ];
   const ends = rows.flatMap(([, one]) => [one.value, ...(one.interval ?? [])]).filter((value) => value !== null);
-  const most = score.metric === "bleu" || score.metric === "loss" ? Math.max(...ends, 1e-9) : 1;
+  const most = TO_100.includes(score.metric) || score.metric === "loss" ? Math.max(...ends, 1e-9) : 1;
   const place = (value) => `${Math.min(100, Math.max(0, (100 * value) / most))}%`;
   return html(
     "ul",
@@ -68,7 +71,7 @@ export function lossChart(curves) {
 export function curveChart(curve) {
   const points = curve.points.map((one) => [one.records, one.score]);
   const [size, score] = points.at(-1);
-  const factor = curve.metric === "bleu" || curve.metric === "loss" ? 1 : 100;
+  const factor = TO_100.includes(curve.metric) || curve.metric === "loss" ? 1 : 100;
   const sign = (value) => `${value < 0 ? "−" : "+"}${Math.abs(factor * value).toFixed(1)}`;
   const [low, high] = curve.interval;
   const band = [2 * size, score + low, score + high];

@@ -16,6 +16,7 @@ from qkv.tasks.judges.labels import LabelJudge, LabelSetJudge
 from qkv.tasks.judges.numbers import NumberJudge, RetrievalJudge, SimilarityJudge
 from qkv.tasks.judges.tags import TagJudge
 from qkv.tasks.judges.texts import AnswerJudge, TextJudge
+from qkv.tasks.metrics.rouge import ROUGE_NAMES, has_rouge
 from qkv.tasks.run.classify import class_names
 
 __all__ = [
@@ -33,8 +34,11 @@ __all__ = [
 ]
 
 
-def find_judge(config: Config, records: Sequence[Record], beam: int = 1) -> Judge | None:
-    """The judge of a model's task; None for language models, and if the records lack the fields of the task."""
+def find_judge(config: Config, records: Sequence[Record], beam: int = 1, metric: str = "") -> Judge | None:
+    """The judge of a model's task; None for language models, and if the records lack the fields of the task.
+
+    `metric` is the metric that the recipe chose. The judge uses it, if it can compute it.
+    """
     name, head = find_task(config).name, config.head
     found: Judge | None = None
     if name == "classify":
@@ -48,4 +52,8 @@ def find_judge(config: Config, records: Sequence[Record], beam: int = 1) -> Judg
         found = AnswerJudge(records)
     elif name == "embed":
         found = SimilarityJudge() if any("score" in one.fields for one in records) else RetrievalJudge()
-    return found if found is not None and any(map(found.is_usable, records)) else None
+    if found is None or not any(map(found.is_usable, records)):
+        return None
+    if metric in found.measures and (metric not in ROUGE_NAMES or has_rouge()):
+        found.metric = metric
+    return found

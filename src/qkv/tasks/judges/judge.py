@@ -1,7 +1,7 @@
 """A judge: predictions of a task, their score, and how to show them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from qkv.data.encode.encoders import parse_number
@@ -19,6 +19,8 @@ class Judge(ABC):
     """Predicts and scores the records of a task. `metric` is the task's main metric; a higher value is better."""
 
     metric: str
+    measures: ClassVar[Mapping[str, Callable[[Sequence[Any], Sequence[Any]], float]]] = {}
+    """The metrics that a recipe can choose instead: functions of the predictions and of what is expected."""
     has_classes: ClassVar[bool] = False
     input_fields: ClassVar[tuple[str, ...]] = ("text", "second")
     """The fields that the model reads; two records with equal values in them are duplicates."""
@@ -35,9 +37,9 @@ class Judge(ABC):
     def predict(self, model: TextModel, records: Sequence[Record]) -> list[Prediction]:
         """The model's predictions."""
 
-    @abstractmethod
     def measure(self, predicted: Sequence[Any], expected: Sequence[Any]) -> float:
         """The main metric."""
+        return self.measures[self.metric](predicted, expected)
 
     @abstractmethod
     def score_each(self, predicted: Sequence[Any], expected: Sequence[Any]) -> list[float]:

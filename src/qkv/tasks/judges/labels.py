@@ -1,7 +1,8 @@
 """Judges of classifiers: one class, or several labels."""
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 from qkv.data.records import Record
 from qkv.models import Config
@@ -11,10 +12,16 @@ from qkv.tasks.run.classify import OUT_OF_SCOPE, class_names, compute_logits, ma
 from qkv.tasks.task import TextModel
 
 
+def label_set_score(name: str, predicted: Sequence[Any], expected: Sequence[Any]) -> float:
+    """One of the scores of texts with several labels."""
+    return metrics.label_set_scores(predicted, expected)[name]
+
+
 class LabelJudge(Judge):
     """One class for each text. If the model has a threshold, a label that is not one of its classes is out of scope."""
 
     metric, has_classes = "accuracy", True
+    measures: ClassVar = {"accuracy": metrics.accuracy, "macro_f1": metrics.macro_f1, "matthews": metrics.matthews}
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -36,10 +43,6 @@ class LabelJudge(Judge):
         made = [make_prediction(model.config, row, top=1) for row in logits]
         return [(OUT_OF_SCOPE if one.label is None else one.label, one.probability) for one in made]  # type: ignore[union-attr]
 
-    def measure(self, predicted: Sequence[str], expected: Sequence[str]) -> float:
-        """The accuracy."""
-        return metrics.accuracy(predicted, expected)
-
     def score_each(self, predicted: Sequence[str], expected: Sequence[str]) -> list[float]:
         """1 for the right class."""
         return [float(one == other) for one, other in zip(predicted, expected, strict=True)]
@@ -53,6 +56,7 @@ class LabelSetJudge(LabelJudge):
     """Several labels for each text."""
 
     metric = "micro_f1"
+    measures: ClassVar = {name: partial(label_set_score, name) for name in ("micro_f1", "macro_f1", "accuracy")}
 
     def is_usable(self, record: Record) -> bool:
         """Text and one or several labels."""
@@ -67,10 +71,6 @@ class LabelSetJudge(LabelJudge):
         """The labels with a probability of at least 0.5."""
         logits, _ = compute_logits(model, [record_text(one) for one in records], BATCH_SIZE)
         return [(frozenset(make_prediction(model.config, row).labels), None) for row in logits]  # type: ignore[union-attr]
-
-    def measure(self, predicted: Sequence[Any], expected: Sequence[Any]) -> float:
-        """F1 of all labels."""
-        return metrics.label_set_scores(predicted, expected)["micro_f1"]
 
     def score_each(self, predicted: Sequence[Any], expected: Sequence[Any]) -> list[float]:
         """F1 of each set."""

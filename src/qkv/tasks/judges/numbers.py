@@ -1,6 +1,7 @@
 """Judges of scores and embeddings: correlations, and the ranks of texts."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch.nn import functional as F
@@ -16,9 +17,10 @@ from qkv.tasks.task import TextModel
 
 
 class NumberJudge(Judge):
-    """A score for each text or pair of texts, compared by Spearman's correlation."""
+    """A score for each text or pair of texts, compared by a correlation."""
 
     metric = "spearman"
+    measures: ClassVar = {"spearman": metrics.spearman, "pearson": metrics.pearson}
 
     def is_usable(self, record: Record) -> bool:
         """Text and number."""
@@ -32,10 +34,6 @@ class NumberJudge(Judge):
         """The predicted scores."""
         logits, _ = compute_logits(model, [record_text(one) for one in records], BATCH_SIZE)
         return [(float(row[0]), None) for row in logits]
-
-    def measure(self, predicted: Sequence[float], expected: Sequence[float]) -> float:
-        """Spearman's correlation."""
-        return metrics.spearman(predicted, expected)
 
     def score_each(self, predicted: Sequence[float], expected: Sequence[float]) -> list[float]:
         """1 minus the difference of the ranks, as a fraction of all ranks."""

@@ -1,24 +1,37 @@
 """Judges of texts: generated ones, and answers to questions."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar
 
 from qkv.data.problems import Problems
 from qkv.data.records import Record
 from qkv.decode import GenerationOptions
 from qkv.tasks import metrics
 from qkv.tasks.judges.judge import BATCH_SIZE, Judge, Prediction, has_texts
+from qkv.tasks.metrics.text import References
 from qkv.tasks.run.answer import find_answers
 from qkv.tasks.run.generate import generate_batched, limit_new_tokens, prompt_ids, truncate_prompts
-from qkv.tasks.run.text_to_text import has_long_targets, max_target_tokens
+from qkv.tasks.run.text_to_text import METRIC_FUNCTIONS, PER_RECORD_METRICS, has_long_targets, max_target_tokens
 from qkv.tasks.task import TextModel
+from qkv.train.progress import lower_is_better
+
+
+def measure_texts(
+    function: Callable[[Sequence[str], References], float], predicted: Sequence[str], expected: Sequence[str]
+) -> float:
+    """A metric of texts with one reference each."""
+    return function(predicted, [[one] for one in expected])
 
 
 class TextJudge(Judge):
-    """A generated text for each source."""
+    """A generated text for each source, compared by BLEU, or by exact match if targets are short."""
 
     input_fields = ("source",)
+    measures: ClassVar = {
+        name: partial(measure_texts, METRIC_FUNCTIONS[name]) for name in PER_RECORD_METRICS if not lower_is_better(name)
+    }
 
     def __init__(self, records: Sequence[Record], beam: int) -> None:
         targets = [one.fields["target"] for one in records if has_texts(one, "source", "target")]
@@ -42,11 +55,6 @@ class TextJudge(Judge):
         options = GenerationOptions(max_tokens=max_tokens, beam=self.beam)
         results = generate_batched(model.network, model.tokenizer, prompts, options, BATCH_SIZE)
         return [(one.text, mean_probability(one.score, len(one.ids) + 1, self.beam)) for one in results]
-
-    def measure(self, predicted: Sequence[str], expected: Sequence[str]) -> float:
-        """BLEU, or exact match if targets are short."""
-        function = metrics.bleu if self.metric == "bleu" else metrics.exact_match
-        return function(predicted, [[one] for one in expected])
 
     def score_each(self, predicted: Sequence[str], expected: Sequence[str]) -> list[float]:
         """1 for an equal text; if targets are long, the fraction of words in common (F1) for others."""

@@ -7,6 +7,7 @@ from qkv.data.objectives.table import OBJECTIVES
 from qkv.errors import UsageError, suggest_name
 from qkv.models import Config
 from qkv.tasks.evaluate import available_metrics
+from qkv.tasks.metrics.rouge import ROUGE_NAMES, has_rouge
 from qkv.train.recipe.schema import Recipe
 
 
@@ -28,6 +29,11 @@ def check_evaluation(recipe: Recipe, config: Config, records: Sequence[Record]) 
         if metric not in known:
             raise UsageError(
                 f"train.metric = {metric!r} is not a metric of {kind}; {suggest_name(metric, {*known, 'loss'})}"
+            )
+        if metric in ROUGE_NAMES and not has_rouge():
+            raise UsageError(
+                f"train.metric = {metric!r} needs the package rouge-score, which is not installed; install it with: "
+                "pip install 'qkv[rouge]', or remove train.metric"
             )
     beam, spec = recipe.train.eval_beam, OBJECTIVES[kind]
     if beam > 1 and not (spec.task == "text_to_text" and spec.metrics):

@@ -6,7 +6,7 @@
 | several labels     | the most frequent labels; the nearest training text's labels                                   |
 | a score            | the nearest training text's score; of a pair, the words in common                              |
 | tags               | the most frequent tag of each word                                                             |
-| text to text       | a copy of the source; the target of the nearest source                                         |
+| text to text       | a copy of the source, or its first sentence for a summary; the target of the nearest source    |
 | answers            | the sentence that shares most words with the question                                          |
 | embeddings         | the words in common; the rank by BM25                                                          |
 | language modelling | a unigram model of the tokens                                                                  |
@@ -35,6 +35,7 @@ from qkv.tasks.judges import (
     TagJudge,
     TextJudge,
 )
+from qkv.tasks.metrics.rouge import ROUGE_NAMES
 from qkv.text import Tokenizer
 from qkv.text.bm25 import BM25, InvertedIndexBuilder, normalized_words
 from qkv.text.sentences import split_sentences
@@ -84,6 +85,12 @@ def copy_source(judge: Judge, training: Sequence[Record], records: Sequence[Reco
     return [one.fields["source"] for one in records]
 
 
+def copy_first_sentence(judge: Judge, training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
+    """The first sentence of the source, the usual baseline of summaries (lead-1)."""
+    sources = [one.fields["source"] for one in records]
+    return [next((text[start:end] for start, end in split_sentences(text)), "") for text in sources]
+
+
 def predict_nearest_sentence(judge: Judge, training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
     """The sentence of the passage that shares most words with the question."""
     found = []
@@ -124,21 +131,32 @@ BASELINES: dict[type[Judge], dict[str, Baseline]] = {
     SimilarityJudge: {"words in common": count_common_words},
     RetrievalJudge: {"BM25": rank_by_words},
     TagJudge: {"most frequent tag of each word": predict_word_tags},
-    TextJudge: {"copy of the source": copy_source, "nearest source's target (BM25)": predict_nearest},
+    TextJudge: {
+        "copy of the source": copy_source,
+        "first sentence of the source": copy_first_sentence,
+        "nearest source's target (BM25)": predict_nearest,
+    },
     AnswerJudge: {"sentence nearest to the question": predict_nearest_sentence},
 }
-CHEAP = {"most frequent class", "most frequent labels", "copy of the source", "most frequent tag of each word"}
+CHEAP = {
+    *("most frequent class", "most frequent labels", "most frequent tag of each word"),
+    *("copy of the source", "first sentence of the source"),
+}
 """Baselines that take almost no time, for the last lines of `qkv train`."""
 
 
 def applicable_baselines(judge: Judge, records: Sequence[Record], only_cheap: bool = False) -> dict[str, Baseline]:
-    """The baselines of a task. The SVM needs scikit-learn, and words in common need pairs of texts."""
+    """The baselines of a task.
+
+    The SVM needs scikit-learn, words in common need pairs of texts, and the first sentence is for summaries (ROUGE).
+    """
     has_pairs = all(records and records[0].fields.get(name) for name in judge.input_fields)
     return {
         name: baseline
         for name, baseline in BASELINES[type(judge)].items()
         if (name != BASELINE_NAME or find_spec("sklearn") is not None)
         and (baseline is not count_common_words or has_pairs)
+        and (baseline is not copy_first_sentence or judge.metric in ROUGE_NAMES)
         and (not only_cheap or name in CHEAP)
     }
 

@@ -17,6 +17,8 @@ from qkv.train.recipe.schema import Files, Recipe
 
 NEARLY_PERFECT = 98.0  # points
 MIN_LEAD = 2.0  # points above a baseline
+MIN_LOSS_LEAD = 0.1  # nats per token below the unigram model
+LANGUAGE_METRICS = ("loss", "masked_accuracy")  # the main metrics of language models
 SAME_OUTPUT = 0.9  # the fraction of equal predictions of a model that has learned nothing
 
 
@@ -127,6 +129,17 @@ class Facts:
     def has_not_learned(self) -> bool:
         """Whether the training loss did not fall, or the model predicts the same for all records."""
         return self.fit.verdict in ("diverged", "stalled") or self.same_output >= SAME_OUTPUT
+
+
+def is_language_model_at_baseline(score: ScoreReport | None) -> bool:
+    """Whether a language model, causal or masked, is not clearly better than token frequencies."""
+    if score is None or score.best_baseline is None or score.metric not in LANGUAGE_METRICS:
+        return False
+    sign, lead = (-1, MIN_LOSS_LEAD) if score.metric == "loss" else (1, MIN_LEAD)
+    ends = score.model.interval or (score.model.value, score.model.value)
+    best = sign * score.best_baseline.value
+    is_inside = min(sign * end for end in ends) <= best
+    return is_inside or to_points(score.metric, sign * score.model.value - best) < lead
 
 
 def capitalise(text: str) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 from qkv.data.records import Record
 from qkv.tasks.judges import Judge
 from qkv.tasks.metrics.bootstrap import bootstrap, percentiles
-from qkv.tasks.report.score import judge_records
+from qkv.tasks.report.score import judge_records, to_points
 from qkv.tasks.task import TextModel
 from qkv.tasks.train import train
 from qkv.train.recipe.schema import DataSection, Recipe
@@ -102,7 +102,7 @@ def extrapolate(metric: str, scores: Mapping[int, Sequence[float]]) -> tuple[flo
     >>> round(gain, 3)
     0.05
     """
-    best = 100.0 if metric == "bleu" else 1.0
+    best = 100.0 / to_points(metric, 1.0)
     sizes = np.log(list(scores))
 
     def gain(values: np.ndarray, first: int) -> np.ndarray:
@@ -175,6 +175,14 @@ def recipe_curve(
         label = f"this recipe, {each:.2g} minutes on each fraction"
         limit = 2 * 60 * minutes + OVERHEAD_SECONDS  # to prepare the data and to evaluate takes time, too
         return learn_fractions(judge.metric, label, usable, RUN_FRACTIONS, train_and_score, limit)
+
+
+def explain_no_curve(judge: Judge, training: Sequence[Record]) -> str:
+    """Why `recipe_curve` has fewer than three points, and what to do."""
+    usable, needed = sum(map(judge.is_usable, training)), round(MIN_RECORDS / RUN_FRACTIONS[0])
+    if usable < needed:
+        return f"it needs at least {needed} training records, and there are {usable}; add training data"
+    return "the time was too short to train on three fractions of the data; raise --curve-minutes"
 
 
 def shorten_recipe(

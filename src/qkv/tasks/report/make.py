@@ -34,10 +34,10 @@ from qkv.tasks.report.advice import give_advice
 from qkv.tasks.report.baselines import applicable_baselines, unigram_scores
 from qkv.tasks.report.data import DOCUMENT_TASKS, DataReport, ReportData, read_data, read_lines, report_data
 from qkv.tasks.report.errors import report_errors
-from qkv.tasks.report.facts import SAME_OUTPUT, Facts
+from qkv.tasks.report.facts import SAME_OUTPUT, Facts, is_language_model_at_baseline
 from qkv.tasks.report.fit import judge_fit, late_metric_gain
 from qkv.tasks.report.leakage import LeakageReport, find_leakage
-from qkv.tasks.report.learning_curve import LearningCurve, baseline_curve, recipe_curve
+from qkv.tasks.report.learning_curve import LearningCurve, baseline_curve, explain_no_curve, recipe_curve
 from qkv.tasks.report.report import RunReport
 from qkv.tasks.report.score import (
     Judgement,
@@ -46,6 +46,7 @@ from qkv.tasks.report.score import (
     add_baselines,
     judge_records,
     measure,
+    name_metric,
     report_score,
 )
 from qkv.tasks.task import TextModel, require_tokenizer
@@ -118,7 +119,11 @@ class Reporter:
         quick = self.options.quick
         self.stage("reading")
         data = read_data(self.recipe, self.task)
-        judge = find_judge(self.model.config, data.evaluation, self.recipe.train.eval_beam)
+        train = self.recipe.train
+        judge = find_judge(self.model.config, data.evaluation, train.eval_beam, train.metric)
+        if judge is not None and train.metric not in ("", "loss", judge.metric):
+            shown = name_metric(judge.metric)
+            self.notes.append(f"the score is {shown}: a report cannot show train.metric = {train.metric!r}")
         training = [] if quick and self.task in DOCUMENT_TASKS else data.sample_training()
         self.stage("evaluating")
         score, judgement = self.score(data, judge, training)
@@ -140,7 +145,7 @@ class Reporter:
             clean,
             counted,
             curve,
-            self.check_lr(prepared, judgement),
+            self.check_lr(prepared, score, judgement),
             same_output(judgement),
             metric_curve,
             late_metric_gain(metric_curve, self.curves.lr),
@@ -275,19 +280,31 @@ class Reporter:
         self, judge: Judge | None, judgement: Judgement | None, training: Sequence[Record]
     ) -> LearningCurve | None:
         """The curve of the recipe, if there is time for it, else that of the SVM, for a classifier."""
+        minutes = self.options.curve_minutes
         if judge is None or judgement is None or self.options.quick:
+            if minutes and not self.options.quick:
+                self.notes.append(
+                    "there is no learning curve (--curve-minutes): it is for tasks whose records have an expected "
+                    "result. To see what more text is worth, train this recipe on half of its files, and compare the "
+                    "scores of both runs"
+                )
             return None
-        if self.options.curve_minutes:
-            minutes = self.options.curve_minutes
-            return recipe_curve(judge, self.recipe, self.run, training, judgement.records, minutes)
+        if minutes:
+            curve = recipe_curve(judge, self.recipe, self.run, training, judgement.records, minutes)
+            if curve is None:
+                self.notes.append(f"there is no learning curve: {explain_no_curve(judge, training)}")
+            return curve
         linear = applicable_baselines(judge, judgement.records).get(BASELINE_NAME)
         if linear is None:
             return None
         return baseline_curve(judge, training, judgement.records, BASELINE_NAME, linear, BASELINE_CURVE_SECONDS)
 
-    def check_lr(self, prepared: PreparedRun | None, judgement: Judgement | None) -> Finding | None:
+    def check_lr(
+        self, prepared: PreparedRun | None, score: ScoreReport | None, judgement: Judgement | None
+    ) -> Finding | None:
         """The learning-rate test of `qkv doctor`, if the run has learned little."""
         has_failed = self.fit.verdict in ("diverged", "stalled") or same_output(judgement) >= SAME_OUTPUT
+        has_failed = has_failed or is_language_model_at_baseline(score)
         if prepared is None or not has_failed:
             return None
         self.stage("testing learning rates")

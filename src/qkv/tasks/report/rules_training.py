@@ -1,9 +1,10 @@
 """Advice on the training: the learning rate, over- and underfitting, and the start from a pretrained model."""
 
 import shlex
+from dataclasses import replace
 
 from qkv.inside.doctor import Finding
-from qkv.tasks.report.facts import Advice, Facts, capitalise, list_files
+from qkv.tasks.report.facts import Advice, Facts, capitalise, is_language_model_at_baseline, list_files
 from qkv.tasks.report.score import format_score, name_metric, to_points
 
 GAP_POINTS = 8.0  # between the scores on training and validation data
@@ -30,7 +31,7 @@ def advise_lr(facts: Facts) -> Advice | None:
     reason = f"{capitalise(facts.fit.summary)}." if facts.fit.verdict in ("diverged", "stalled") else ""
     if facts.same_output:
         reason += f" {describe_same_output(facts)}"
-    best = best_lr(check) if check is not None and check.status in ("failed", "warning") else None
+    best = better_lr(check)
     if facts.fit.verdict == "diverged" and (best is None or best > lr):
         return facts.advise("lr_too_high", "Lower the learning rate", reason, f"train.lr={lr / 10:.3g}")
     if check is None and facts.fit.verdict == "improving":
@@ -38,6 +39,12 @@ def advise_lr(facts: Facts) -> Advice | None:
     if check is None:  # a quick report, which does not test learning rates
         title = "Find out why the model has not learned: the report tests other learning rates"
         return Advice("not_learned", title, reason.strip(), command=shlex.join(["qkv", "report", facts.run]))
+    return advise_tested_lr(facts, reason)
+
+
+def advise_tested_lr(facts: Facts, reason: str) -> Advice | None:
+    """The learning rate that learned fastest in the test of `qkv doctor`, if it is another one."""
+    lr, best = facts.recipe.train.lr, better_lr(facts.lr_check)
     if best is None or best == lr:
         return None
     tried = f" In a short test with new weights, {best:.3g} learned faster than {lr:.3g}."
@@ -143,25 +150,39 @@ def advise_pretrained(facts: Facts) -> Advice | None:
 
 
 def advise_baseline(facts: Facts) -> Advice | None:
-    """A model that a simple baseline beats has learned too little."""
-    reason = compare_with_baseline(facts)
+    """A model that a simple baseline beats has learned too little. A language model must be better than token counts.
+
+    Language models are not evaluated on their training data, so `advise_underfitting` cannot judge their score.
+    """
+    reason, verdict = compare_with_baseline(facts), "worse than"
+    if not reason and is_language_model_at_baseline(facts.score) and advise_overfitting(facts) is None:
+        reason, verdict = describe_baseline(facts), "not better than"
     if not reason or facts.has_not_learned or any(rule(facts) for rule in (advise_underfitting, advise_pretrained)):
         return None  # other advice says what to do
-    title = "Train longer: the model is worse than a simple baseline"
+    if (advice := advise_tested_lr(facts, reason)) is not None:
+        return replace(advice, title=f"{advice.title}: the model is {verdict} a simple baseline")
+    title = f"Train longer: the model is {verdict} a simple baseline"
     return facts.advise("baseline", title, reason, *facts.budget_overrides)
 
 
 def compare_with_baseline(facts: Facts) -> str:
     """A sentence if a baseline is clearly better than the model, else nothing."""
-    if not facts.is_below_baseline or facts.score is None or facts.score.best_baseline is None:
-        return ""
+    return describe_baseline(facts) if facts.is_below_baseline else ""
+
+
+def describe_baseline(facts: Facts) -> str:
+    """A sentence with the scores of the best baseline and of the model."""
+    assert facts.score is not None
+    assert facts.score.best_baseline is not None
     best, metric = facts.score.best_baseline, facts.score.metric
     own = format_score(metric, facts.score.model.value)
     return f"The baseline ({best.name}) reaches {format_score(metric, best.value)}, the model {own}."
 
 
-def best_lr(check: Finding) -> float | None:
-    """The learning rate with the lowest loss in the range test of `qkv doctor`."""
+def better_lr(check: Finding | None) -> float | None:
+    """The learning rate with the lowest loss in the range test of `qkv doctor`; None if the recipe's passed."""
+    if check is None or check.status not in ("failed", "warning"):
+        return None
     losses = {float(lr): loss for lr, loss in check.values.get("losses", {}).items() if loss == loss}
     return min(losses, key=lambda lr: losses[lr], default=None)
 

@@ -20,8 +20,23 @@ TIMED_RECORDS, SAMPLE_GROWTH = 4, 8
 """The number of records that are predicted first, and the largest ratio of two sizes of the sample."""
 LENGTH_GROUPS = 4
 MIN_GROUP = 10  # records of a group of lengths
-POINTS = {"bleu": 1.0, "loss": 1.0}
+POINTS = dict.fromkeys(("loss", "bleu", "bleu_lowercase", "tokenised_bleu", "sacrebleu", "chrf"), 1.0)
 """Factors that turn a metric into points; all others are fractions: 0.01 is one point."""
+METRIC_NAMES = {
+    "f1": "F1",
+    "micro_f1": "micro F1",
+    "macro_f1": "macro F1",
+    "matthews": "Matthews' correlation",
+    "bleu": "BLEU",
+    "bleu_lowercase": "BLEU in lower case",
+    "tokenised_bleu": "tokenised BLEU",
+    "sacrebleu": "sacreBLEU",
+    "chrf": "chrF",
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
+    "rougeL": "ROUGE-L",
+}
+"""Metrics whose name in a sentence is not their name in a recipe without underscores."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +212,7 @@ def format_score(metric: str, value: float) -> str:
     >>> format_score("accuracy", 0.9512), format_score("bleu", 41.02), format_score("loss", 1.46971)
     ('95.1 %', '41.0', '1.470')
     """
-    if metric in ("loss", "spearman"):
+    if metric in ("loss", "spearman", "pearson", "matthews"):
         return f"{value:.3f}"
     return f"{value:.1f}" if metric in POINTS else f"{100 * value:.1f} %"
 
@@ -209,4 +224,4 @@ def to_points(metric: str, difference: float) -> float:
 
 def name_metric(metric: str) -> str:
     """A metric in a sentence."""
-    return {"bleu": "BLEU", "f1": "F1", "micro_f1": "micro F1"}.get(metric, metric.replace("_", " "))
+    return METRIC_NAMES.get(metric, metric.replace("_", " "))

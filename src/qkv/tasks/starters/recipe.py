@@ -9,6 +9,7 @@ from typing import Literal
 
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.errors import UsageError, suggest_name
+from qkv.tasks.metrics.rouge import ROUGE_NAMES, has_rouge
 from qkv.tasks.starters.files import EXAMPLE_BYTES, FileSummary, add_splits, check_classes, inspect_files
 from qkv.tasks.starters.sizes import (
     Machine,
@@ -79,7 +80,7 @@ def starter_recipe(
         model, train = _model_lines(starter, size, shape), _train_lines(starter, size)
     sections["model"] = model
     sections["objective"] = [("kind", starter.objective_kind, "what the model learns"), *starter.objective_lines]
-    sections["train"] = train
+    sections["train"] = [*train, *_metric_lines(starter)]
     text = f"# {starter.description}\n#\n#     qkv train RECIPE --dry-run    what it would do\n#     qkv train RECIPE\n"
     text += f"#\n# Sizes suit {machine}; for another training time write the recipe again with --minutes.\n"
     for name, lines in sections.items():
@@ -186,6 +187,13 @@ def _train_lines(starter: Starter, size: StarterSize) -> list[RecipeLine]:
     if size.ema_decay:
         lines.insert(-1, ("ema_decay", size.ema_decay, "use a moving average of the weights, over about 100 steps"))
     return lines
+
+
+def _metric_lines(starter: Starter) -> list[RecipeLine]:
+    """The key `train.metric`, commented out if the package that computes the metric is not installed."""
+    if starter.metric in ROUGE_NAMES and not has_rouge():
+        return [("#metric", starter.metric, "better than BLEU for summaries; first pip install 'qkv[rouge]'")]
+    return [("metric", starter.metric, "selects the best weights, and is reported")] if starter.metric else []
 
 
 def _fine_tuning_lines(

@@ -24,6 +24,7 @@ class Starter:
     too_long: str = ""
     exportable_preset: str = ""  # a published architecture that other libraries can load; empty: the default can be
     objective_lines: tuple[RecipeLine, ...] = ()  # keys of [objective]
+    metric: str = ""  # the metric that selects the best weights; empty: the task's main metric
 
 
 STARTERS: dict[str, Starter] = {
@@ -46,6 +47,7 @@ STARTERS: dict[str, Starter] = {
         max_source_length=1024,
         too_long="truncate",
         objective_lines=(SMOOTHING,),
+        metric="rougeL",
     ),
     "language": Starter("A language model: it continues a text.", "causal_lm", "book.txt", 512, preset="gpt2"),
     "classify": Starter(
