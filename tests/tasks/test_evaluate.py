@@ -176,3 +176,14 @@ def test_files_of_an_evaluation_are_texts_or_paths(tmp_path: Path) -> None:
     for wrong in (3, None, b"pairs.tsv", [3], {"source": 3}):
         with pytest.raises(UsageError, match="data must be a file, a list of files, field → file, or a built-in"):
             load_records(task, wrong)  # type: ignore[arg-type]
+
+
+def test_an_evaluation_prints_its_metrics() -> None:
+    made = encoder(qkv.HeadConfig(kind="classify", labels=("a", "b")))
+    found = evaluate(*parts_of(made), records([{"text": "a fox", "label": "a"}, {"text": "dog", "label": "b"}] * 5))
+    assert repr(found) == f"<Evaluation: accuracy {found.metrics['accuracy']:.4g}, 10 records>"
+    lines = str(found).splitlines()
+    assert lines[0] == "10 records"
+    assert [line.split()[:2] for line in lines[1:]] == [[name, f"{value:.4g}"] for name, value in found.metrics.items()]
+    bounds = replace(found, intervals={"accuracy": (0.25, 0.75)})
+    assert "[0.25, 0.75]" in str(bounds).splitlines()[1]

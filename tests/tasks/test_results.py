@@ -81,6 +81,7 @@ def test_html_marks_the_entity_and_the_answer() -> None:
     answer = RESULTS[4]
     assert "&amp; <mark>co <small>0.75</small></mark>" in answer._repr_html_()
     assert str(Answer("", -1, -1, 0.0)).startswith("(no answer)")
+    assert repr(Answer("", -1, -1, 0.0)) == "<Answer: (no answer)>"
 
 
 def test_what_was_not_asked_for_is_not_in_the_json() -> None:

@@ -323,3 +323,13 @@ def test_a_compressed_file_counts_as_the_text_in_it(tmp_path: Path) -> None:
         loads(starter_recipe("translate", [str(tmp_path / name)], machine=LAPTOP)) for name in ("a.tsv", "a.tsv.gz")
     ]
     assert recipes[0].tokenizer.vocab_size == recipes[1].tokenizer.vocab_size == SIZES[1].vocab_size
+
+
+def test_a_summariser_is_judged_by_rouge(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rouge_score", reason='computes ROUGE; pip install "qkv[rouge]"')
+    assert starter_recipe("summarise").count('\nmetric = "rougeL"') == 1
+    assert "metric" not in starter_recipe("translate")
+    monkeypatch.setattr("qkv.tasks.starters.recipe.has_rouge", lambda: False)
+    (line,) = (line for line in starter_recipe("summarise").splitlines() if "rougeL" in line)
+    assert line.startswith("#")
+    assert "qkv[rouge]" in line

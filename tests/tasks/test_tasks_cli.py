@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import qkv
 import qkv.cli.evaluate
 from qkv import cli
-from qkv.cli.train import example_input
+from qkv.cli.train import FALLBACK_INPUTS, PAIR_INPUT, example_input
 from qkv.tasks.run import classify
 from qkv.tasks.task import TextModel
 
@@ -367,7 +367,7 @@ def test_mistakes_are_one_clear_error(
 # ---------------------------------------------------------------- qkv run
 
 LINES = {
-    "classify": (["the fox", "a\tdog"], {"label", "probability", "probabilities"}),
+    "classify": (["the fox", "a\tdog"], {"label", "probability", "probabilities", "rejected_label"}),
     "score": (["the fox"], {"score"}),
     "tag": (["Anna runs, fox"], {"text", "words", "entities"}),
     "answer": (["who?\tAnna runs"], {"text", "start", "end", "score", "probability", "alternatives"}),
@@ -408,7 +408,7 @@ def test_lines_say_what_the_model_says(models: Path, capsys: pytest.CaptureFixtu
     )
     tagged = qkv.load(models / "tag").run("Anna runs")
     shown = " ".join(f"{one.word}/{one.tag}" for one in tagged.words)
-    assert said(capsys, ["run", str(models / "tag"), "Anna runs"])[0] == shown + "\n"
+    assert said(capsys, ["run", str(models / "tag"), "Anna runs"])[0].splitlines()[0] == shown
     vector = qkv.load(models / "embed").run("fox")
     found = [float(number) for number in said(capsys, ["run", str(models / "embed"), "fox"])[0].split()]
     assert found == pytest.approx(vector.tolist(), rel=1e-4)
@@ -488,6 +488,46 @@ def test_several_results_are_shown(
     assert "--top 2 needs --json for lines on stdin" in err
 
 
+def test_a_decoder_suggests_completions(
+    models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = ["run", str(models / "language"), "the lazy", "--top", "3", "--max-tokens", "2"]
+    expected = qkv.load(models / "language").complete("the lazy", top=3, max_tokens=2)
+    assert said(capsys, call)[0] == f"{expected}\n"
+    assert len(expected.suggestions) == 3
+    assert json.loads(said(capsys, [*call, "--json"])[0])["suggestions"] == expected.to_dict()["suggestions"]
+    _, err = said(capsys, [*call, "--temperature", "0.5"], code=2)
+    assert "--temperature with --top 3: the 3 most likely completions of a text are found without sampling" in err
+    monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(b"the lazy\n\na dog\n")))
+    out, _ = said(capsys, [*call[:2], *call[3:], "--json"])
+    assert [len(json.loads(line).get("suggestions") or []) for line in out.splitlines()] == [3, 0, 3]
+
+
+def test_entities_are_listed_with_their_offsets(
+    models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For texts on the command line. A line on stdin is one line of output."""
+    text = "Anna runs over the dog"
+    expected = qkv.load(models / "tag").tag(text)
+    assert expected.entities, "an untrained model that marks nothing would prove nothing"
+    out, _ = said(capsys, ["run", str(models / "tag"), text])
+    assert out == f"{expected}\n"
+    first = expected.entities[0]
+    assert str(first.start) in out.splitlines()[1]
+    assert first.text in out.splitlines()[1]
+    monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(text.encode())))
+    assert len(said(capsys, ["run", str(models / "tag")])[0].splitlines()) == 1
+
+
+def test_a_text_out_of_scope_does_not_look_like_a_class(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["run", str(models / "classify"), "the fox", "--threshold", "0.999"]
+    best = qkv.load(models / "classify").classify("the fox")
+    out, _ = said(capsys, call)
+    assert out == f"(none)\tbelow the threshold: {best.label} {best.probability:.4f}\n"
+    found = json.loads(said(capsys, [*call, "--json"])[0])
+    assert (found["label"], found["rejected_label"]) == (None, best.label)
+
+
 def test_the_translator_in_the_box_reads_sentence_by_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     text = "The cat sleeps. I love you very much."
     out, _ = said(capsys, ["run", "en-fr", text])
@@ -545,9 +585,10 @@ def test_what_was_learnt_is_seen(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (label.label, label.probability > 0.9) == ("fox", True)
 
 
-@pytest.mark.parametrize("task", ["answer", "fill", "classify", "text_to_text"])
+@pytest.mark.parametrize("task", ["answer", "fill", "classify", "pairs", "text_to_text"])
 def test_what_training_says_to_try_runs_even_without_a_short_text(models, files, capsys, task):
-    given = example_input(None, task)
+    given = example_input(None, PAIR_INPUT if task == "pairs" else FALLBACK_INPUTS.get(task, ""))
+    task = "classify" if task == "pairs" else task
     text = subprocess.run(["bash", "-c", f"printf %s {given}"], capture_output=True, text=True, check=True).stdout
     out, _ = said(capsys, ["run", str(models / task), text])
     assert out

@@ -3,6 +3,7 @@
 import json as json_format
 import sys
 from collections.abc import Sequence
+from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,11 +28,12 @@ if TYPE_CHECKING:
     from qkv.api import Model
     from qkv.cli.input_lines import InputLines
     from qkv.progress import OnProgress
+    from qkv.tasks.results import Completion
     from qkv.tasks.task import Task
 
 TASK_OPTIONS: dict[str, tuple[str, ...]] = {
     "text_to_text": ("top", "sentences", "align", "prefix"),
-    "language": (),
+    "language": ("top",),
     "fill": ("top", "too_long"),
     "classify": ("top", "threshold", "too_long"),
     "tag": (),
@@ -73,7 +75,8 @@ def run(
     command reads lines from stdin and writes one line for each, in order. Output comes in chunks of several batches;
     with --batch-size 1 it comes line by line. On a terminal, a single text is streamed while it is generated, unless
     the model reads sentence by sentence. A pair (a question and its context, or two texts to classify) is one line with
-    a tab between the two texts.
+    a tab between the two texts. A tagger lists the entities below each text of the command line; for lines on stdin,
+    add --json.
 
     Examples:
         qkv run en-fr "The cat chased the mouse."
@@ -82,6 +85,7 @@ def run(
         qkv run models/translator "a dog runs" "two men" --json
         qkv run models/translator --sentences --align "Two men. A dog runs."
         qkv run models/reviews --top 3 --threshold 0.7 --json < reviews.txt
+        qkv run models/mine "I am the ki" --top 3
 
     Parameters
     ----------
@@ -104,8 +108,9 @@ def run(
     stop
         A string at which generation stops; may be given several times.
     top
-        Number of results: hypotheses of a beam search, classes, answers or words for a mask; 0 for the default. For
-        lines on stdin, add --json.
+        Number of results: hypotheses of a beam search, classes, answers, words for a mask, or, of a decoder,
+        suggestions of at most 8 tokens (--max-tokens) that complete the text; 0 for the default. For lines on stdin,
+        add --json.
     threshold
         Probability that a class must have; below it, the text has no class (out of scope).
     too_long
@@ -173,8 +178,13 @@ def run(
         if draft is not None:
             raise UsageError(f"--draft does not go with {' and '.join(given_options(chosen))}; leave one of them out")
         given = {name: value for name, value in options.items() if given_options({name: value})}
-        notes = RunNotes(loaded, given.get("max_tokens", 0), count_parts=sentences is None)
-        run_task(loaded, task, {"sentences": False, **chosen, **given}, lines, json, notes)
+        if task.name == "language":
+            check_complete_options(given, top)
+        else:
+            chosen = {"sentences": False, **chosen}
+        count_parts = task.name == "text_to_text" and sentences is None
+        notes = RunNotes(loaded, given.get("max_tokens", 0), count_parts=count_parts)
+        run_task(loaded, task, {**chosen, **given}, lines, json, notes)
         return print_notes(model, notes.messages())
     notes = RunNotes(loaded, max_tokens)
     streams = beam == 1 and not json and sys.stdout.isatty() and lines.is_interactive
@@ -208,10 +218,22 @@ def check_task_options(options: dict[str, Any], task: "Task") -> dict[str, Any]:
     return chosen
 
 
+def check_complete_options(options: dict[str, Any], top: int) -> None:
+    """Raise an error if `m.complete`, which makes the suggestions of --top, does not have a given option."""
+    from qkv.tasks.calls import COMPLETE_OPTIONS
+
+    unused = given_options({name: value for name, value in options.items() if name not in COMPLETE_OPTIONS})
+    if unused:
+        raise UsageError(
+            f"{' and '.join(unused)} with --top {top}: the {top} most likely completions of a text are found without "
+            f"sampling; remove --top to generate one text, or remove {' and '.join(unused)}"
+        )
+
+
 def print_result(line: str, result: Any, json: bool, *, all: bool = False) -> None:
     """Print the result for one input line, as JSON or as one line; None is the result of an empty line.
 
-    With `all`, its details follow, such as the other classes with their probabilities.
+    With `all`, its details follow, such as the other classes with their probabilities, or the entities of a text.
     """
     is_vector = hasattr(result, "tolist")
     if json:
@@ -277,6 +299,18 @@ def given_options(options: dict[str, Any]) -> list[str]:
     return [f"--{'no-' if value is False else ''}{name.replace('_', '-')}" for name, value in given.items()]
 
 
+def complete_texts(
+    model: "Model", texts: Sequence[str], *, batch_size: int, progress: "OnProgress | None" = None, **options: Any
+) -> list["Completion"]:
+    """Suggestions for each text. They are made one text at a time, whatever the batch size."""
+    found = []
+    for done, text in enumerate(texts, 1):
+        found.append(model.complete(text, **options))
+        if progress is not None:
+            progress(done, len(texts))
+    return found
+
+
 def run_task(
     model: "Model",
     task: "Task",
@@ -288,8 +322,14 @@ def run_task(
     """Run a model's task, and print a result for each line; an empty one for an empty line."""
     if options.pop("must_answer", False):
         options["no_answer"] = False
-    call: Any = model.translate if task.generates else model.run
-    empty = model.translate("") if task.generates else None
+    call: Any = model.run
+    if task.name == "language":
+        call = partial(complete_texts, model)
+    elif task.generates:
+        call = model.translate
+    empty = model.translate("") if task.name == "text_to_text" else None
+    # The details of a result take several lines, so lines on stdin have none.
+    has_details = options.get("top", 0) > 1 or (task.name == "tag" and bool(lines.texts))
 
     def run_lines(chunk: list[str], progress: "OnProgress | None" = None) -> None:
         filled = [line for line in chunk if line.strip()]
@@ -299,7 +339,7 @@ def run_task(
             notes.add(filled, found)
         results = iter(found)
         for line in chunk:
-            print_result(line, next(results) if line.strip() else empty, json, all=options.get("top", 0) > 1)
+            print_result(line, next(results) if line.strip() else empty, json, all=has_details)
         sys.stdout.flush()
 
     for chunk in lines:

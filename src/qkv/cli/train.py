@@ -17,13 +17,16 @@ from qkv.cli.shared import Json, StdoutConsole, StringList, app, check_minimum, 
 from qkv.errors import QkvError, UsageError
 
 if TYPE_CHECKING:
+    from qkv.tasks.train import TrainingResult
     from qkv.train.watch import Sample
 
 NAMED_FIELD_SUFFIXES = {".jsonl", ".json", ".parquet"}
 """Formats in which every record names its fields. For other formats, `qkv init` prints how it reads the first line."""
 
-FALLBACK_INPUTS = {"answer": "$'your question\\tyour passage'", "fill": "'your [MASK] text'"}
-"""Shell-quoted placeholders for the tasks that need a special input. They are shown if no validation text is short."""
+FALLBACK_INPUTS = {"answer": "your question\tyour passage", "fill": "your [MASK] text"}
+"""Placeholders for the tasks that need a special input. They are shown if no validation text is short."""
+PAIR_INPUT = "your text\tyour second text"
+"""The placeholder for a classifier of pairs."""
 
 
 @app.command
@@ -64,7 +67,6 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
         from qkv.render.learning_curves import draw_curves
         from qkv.render.progress import stages_bar
         from qkv.render.training_display import make_watcher
-        from qkv.tasks.evaluate import find_task
         from qkv.tasks.train import open_recipe
         from qkv.tasks.train import train as train_recipe
 
@@ -80,13 +82,13 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
         curves = f"Learning curves: {folder / 'curves.svg'}"
     except QkvError as error:  # the run is complete even without the picture
         curves = f"The learning curves could not be drawn: {error}"
-    report, task = report_lines(end.folder), find_task(trained.config).name
+    report = report_lines(end.folder)
     summary = [f"{end.step:,} steps", *(f"{name} {value:.4g}" for name, value in end.metrics.items())]
     lines = [
         f"{end.folder}: {', '.join(summary)}",
         *report,
         curves,
-        f"Try it: qkv run {shlex.quote(end.folder)} {example_input(watcher.state.sample, task)}",
+        f"Try it: {try_command(trained, watcher.state.sample)}",
         f"Is it good, and what next? qkv report {shlex.quote(end.folder)}",
     ]
     values = {"run": end.folder, "step": end.step, "seconds": end.seconds, "reason": end.reason, "metrics": end.metrics}
@@ -107,22 +109,40 @@ def report_lines(run: str) -> list[str]:
         return [f"No report was made: {error}"]
 
 
-def example_input(sample: "Sample | None", task: str = "") -> str:
+def try_command(trained: "TrainingResult", sample: "Sample | None") -> str:
+    """The command that tries a new model: a chat, or a run on a text like those that it was trained on."""
+    from qkv.tasks.evaluate import find_task
+
+    folder, task = shlex.quote(trained.run_end.folder), find_task(trained.config).name
+    if "messages" in trained.fields:
+        return f"qkv chat {folder}"
+    is_pair = task == "classify" and "second" in trained.fields
+    return f"qkv run {folder} {example_input(sample, PAIR_INPUT if is_pair else FALLBACK_INPUTS.get(task, ''))}"
+
+
+def example_input(sample: "Sample | None", fallback: str = "") -> str:
     """A validation text to try the model on, quoted for a shell, or a placeholder if no text is short enough.
 
     >>> from qkv.train.watch import Sample
-    >>> example_input(Sample("3 mars 1998", "", "")), example_input(None), example_input(None, "fill")
-    ("'3 mars 1998'", "'your text'", "'your [MASK] text'")
-    >>> print(example_input(Sample("a ‖ b's", "", "", model_input="a\\tb's")))
-    $'a\\tb\\'s'
+    >>> example_input(Sample("3 mars 1998", "", "")), example_input(None)
+    ("'3 mars 1998'", "'your text'")
     """
     text = "" if sample is None else sample.source if sample.model_input is None else sample.model_input
-    parts = text.split("\t")
-    if not 0 < len(text) <= 60 or not all(part.isprintable() for part in parts):
-        return FALLBACK_INPUTS.get(task, "'your text'")
-    if len(parts) == 1:
+    is_short = 0 < len(text) <= 60 and all(part.isprintable() for part in text.split("\t"))
+    return quote_text(text if is_short else fallback or "your text")
+
+
+def quote_text(text: str) -> str:
+    """Quote a text for a shell; tabs and line breaks stay visible.
+
+    >>> print(quote_text("two words"), quote_text("a\\tb's"))
+    'two words' $'a\\tb\\'s'
+    """
+    if text.isprintable():
         return shlex.quote(text)
-    return "$'" + "\\t".join(part.replace("\\", "\\\\").replace("'", "\\'") for part in parts) + "'"
+    for character, escape in (("\\", "\\\\"), ("'", "\\'"), ("\t", "\\t"), ("\n", "\\n")):
+        text = text.replace(character, escape)
+    return f"$'{text}'"
 
 
 def _dry_run(recipe: str, overrides: tuple[str, ...], json: bool) -> None:

@@ -52,7 +52,7 @@ class Result(ABC):
         return asdict(self)  # type: ignore[call-overload, no-any-return]
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {cut_text(self.summary(), MAX_CELL_CHARS)}>"
+        return f"<{type(self).__name__}: {cut_text(one_line(self.body()), MAX_CELL_CHARS)}>"
 
     def __str__(self) -> str:
         return "\n".join([self.body(), *(line for rows in self.tables() for line in format_rows(rows))])
@@ -68,16 +68,21 @@ class Result(ABC):
 class ClassPrediction(Result):
     """The most likely class with its probability, and the classes with their probabilities, the most likely first.
 
-    `label` is None if no class reaches the threshold: the text is out of scope.
+    `label` is None if no class reaches the threshold: the text is out of scope. The most likely class is then
+    `rejected_label`.
     """
 
     label: str | None
     probability: float  # of the most likely class, even if it is below the threshold
     probabilities: dict[str, float]
+    rejected_label: str | None = None  # the most likely class, if its probability is below the threshold
 
     def summary(self) -> str:
-        """The label and its probability."""
-        return f"{'(none)' if self.label is None else one_line(self.label)}\t{self.probability:.4f}"
+        """The label and its probability; for a text out of scope, the class that was rejected."""
+        if self.label is None:
+            rejected = f"{one_line(self.rejected_label or '')} {self.probability:.4f}".strip()
+            return f"(none)\tbelow the threshold: {rejected}"
+        return f"{one_line(self.label)}\t{self.probability:.4f}"
 
     def rows(self) -> list[Row]:
         """The classes and their probabilities."""

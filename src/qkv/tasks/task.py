@@ -10,13 +10,14 @@ from qkv.models import Config, Network
 from qkv.progress import OnProgress
 from qkv.tasks.metrics import ClassReport, Difference, Interval, compare_metrics
 from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES
+from qkv.tasks.results import format_rows
 from qkv.text import Tokenizer
 from qkv.train.watch import Sample
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
-    """The result of an evaluation: metrics, and some predictions."""
+    """The result of an evaluation: metrics, and some predictions. It prints as a table of the metrics."""
 
     metrics: dict[str, float]  # each is a `Score`, unless it cannot be resampled
     samples: list[Sample]
@@ -30,6 +31,16 @@ class Evaluation:
     def compare(self, other: "Evaluation", resamples: int = DEFAULT_RESAMPLES) -> dict[str, Difference]:
         """The metrics of another model on the same records minus those of this one, with intervals and p-values."""
         return compare_metrics(self.metrics, other.metrics, resamples)
+
+    def __repr__(self) -> str:
+        return f"<Evaluation: {self.main_metric} {self.metrics[self.main_metric]:.4g}, {self.num_records:,} records>"
+
+    def __str__(self) -> str:
+        rows: list[tuple[str, ...]] = []
+        for name, value in self.metrics.items():
+            ends = [f"{end:.4g}" for end in self.intervals.get(name, ())]
+            rows.append((name, f"{value:.4g}", f"[{', '.join(ends)}]" if ends else ""))
+        return "\n".join([f"{self.num_records:,} records", *format_rows(rows), *self.notes])
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ class TrainingResult:
     tokenizer: Tokenizer
     run_end: RunEnd
     notes: list[str]
+    fields: frozenset[str] = frozenset()  # of the records that it was trained on, such as "messages" for chats
 
 
 def open_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -181,7 +182,7 @@ def train_on_rank(
             write_model(folder, prepared, replace(model, config=config), end, calibration)
             log.log_end(end)
         world.barrier()
-    return TrainingResult(recipe, config, whole or network, prepared.tokenizer, end, notes)
+    return TrainingResult(recipe, config, whole or network, prepared.tokenizer, end, notes, prepared.fields)
 
 
 def in_batch_negative_notes(prepared: PreparedRun, data_parallel_size: int) -> list[str]:

@@ -50,10 +50,10 @@ def run(
     """The class, the labels or the score of each text, or of each pair of texts.
 
     `top` is the number of classes to list (0: all). If no class has a probability of at least `threshold`, the text is
-    out of scope and its label is None; the default is the threshold that was fitted on the validation data, or 0. A
-    model with several labels per text gives all labels that reach the threshold (default: 0.5). `too_long` is what
-    happens to a text with too many tokens: "error"; "truncate", as in training; or "split", which takes the mean of the
-    logits of its parts.
+    out of scope: its label is None, and `rejected_label` is the most likely class. The default is the threshold that
+    was fitted on the validation data, or 0. A model with several labels per text gives all labels that reach the
+    threshold (default: 0.5). `too_long` is what happens to a text with too many tokens: "error"; "truncate", as in
+    training; or "split", which takes the mean of the logits of its parts.
     """
     if too_long not in TOO_LONG_CHOICES:
         raise UsageError(f"too_long = {too_long!r} is unknown; {suggest_name(str(too_long), TOO_LONG_CHOICES)}")
@@ -87,7 +87,8 @@ def make_prediction(
         return LabelsPrediction([names[i] for i in order if probabilities[i] >= limit], shown)
     best = int(order[0])
     is_in_scope = not probabilities[best] < (config.head.threshold if threshold is None else threshold)
-    return ClassPrediction(names[best] if is_in_scope else None, float(probabilities[best]), shown)
+    label, rejected = (names[best], None) if is_in_scope else (None, names[best])
+    return ClassPrediction(label, float(probabilities[best]), shown, rejected)
 
 
 def class_probabilities(config: Config, logits: np.ndarray) -> np.ndarray:
@@ -129,11 +130,16 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
     names = select_metrics(options.metrics, usual, usual)
     label_types = (str, int, list) if config.head.multi_label else (str, int)
     needed: dict[str, Any] = {"score": (int, float, str)} if is_regression else {"label": label_types}
+    check_second_texts(config, records)
+    needed |= {"second": str} if config.reads_pairs else {}
     records, notes = select_usable(records, text=str, **needed)
     target_scores: list[float] = []
     if is_regression:
         records, target_scores = select_scored(records, notes)
     texts = [record_text(record) for record in records]
+    if config.reads_pairs is False and not all(isinstance(text, str) for text in texts):
+        texts = [record.fields["text"] for record in records]
+        notes.append("only the first text of each pair is read, because the model was trained on single texts")
     logits, lengths = compute_logits(model, texts, options.batch_size, options.progress)
     add_truncation_note(notes, lengths, config)
     if is_regression:
@@ -292,6 +298,17 @@ def add_truncation_note(notes: list[str], lengths: np.ndarray, config: Config) -
     max_length = max_sequence_length(config)
     if truncated := int((lengths > max_length).sum()):
         notes.append(f"{truncated:,} of {len(lengths):,} texts were truncated to the {max_length:,} tokens that fit")
+
+
+def check_second_texts(config: Config, records: Sequence[Record]) -> None:
+    """Raise an error if a model that was trained on pairs of texts would be evaluated on single texts."""
+    if config.reads_pairs and records and not any("second" in record.fields for record in records):
+        target = "score" if config.head.outputs == 1 and not config.head.multi_label else "label"
+        columns = " ".join(f"--columns {name}=COLUMN" for name in ("text", "second", target))
+        raise UsageError(
+            f"{records[0].location}: there is one text, but this model was trained on pairs of texts; choose the "
+            f"columns of both: {columns}"
+        )
 
 
 def record_labels(record: Record) -> list[str]:
