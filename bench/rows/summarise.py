@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from qkv.data.encode.chat import ChatTemplate
+from qkv.data.encode.chat import EncodeChat
 from qkv.decode import GenerationOptions
 from qkv.tasks.run.generate import generate_batched
 from rows import frame
@@ -205,7 +205,8 @@ def summarise(trained: frame.Trained, documents: list[str], max_tokens: int) -> 
     model = trained.load()
     assert model.tokenizer is not None
     if model.config.encoder is None:
-        prompts = [ChatTemplate().encode_prompt(model.tokenizer, [("user", text)]) for text in documents]
+        template = EncodeChat(model.tokenizer).template
+        prompts = [template.encode([{"role": "user", "content": text}]) for text in documents]
     else:
         prompts = [model.tokenizer.encode(text) for text in documents]
     prompts = [prompt[:900] for prompt in prompts]

@@ -11,9 +11,10 @@ import torch
 from fault_runs import tiny, written
 from prepare_samples import sample_files
 
+import qkv
 from qkv import cli
 from qkv.cli.shared import print_result
-from qkv.data import ValidationSplit, read
+from qkv.data import EncodeChat, ValidationSplit, read
 from qkv.tasks.report import make
 from qkv.train.run.folder import RunFolder
 
@@ -302,6 +303,21 @@ def test_what_to_try_has_the_parts_that_the_model_reads(here: Path, capsys: pyte
     (line,) = (line for line in out.splitlines() if line.startswith("Try it"))
     assert line.startswith("Try it: qkv run two $'a ")
     assert "\\tb " in line
+
+
+def test_a_model_that_is_trained_on_chats_can_chat(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From scratch, without a template in the tokenizer: the one that training used is saved."""
+    chats = [[{"role": "user", "content": f"Say {n}."}, {"role": "assistant", "content": f"{n}!"}] for n in range(40)]
+    (here / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    said(capsys, ["init", "language", "chats.jsonl", "--out", "chat.toml"])
+    out, _ = said(capsys, ["train", "chat.toml", "run=chat", *SHORT])
+    assert "Try it: qkv chat chat\n" in out
+    model = qkv.load("chat")
+    assert model.tokenizer is not None
+    (encoded,) = EncodeChat(model.tokenizer)([next(iter(read("chats.jsonl")))])
+    prompt = model.find_chat().template.encode(chats[0][:1])
+    assert encoded["ids"][: len(prompt)] == prompt, "the prompt of a chat is that of training"
+    assert model.chat("Say 7.", max_tokens=3).messages[-1]["role"] == "assistant"
 
 
 @pytest.mark.parametrize("device", ["mps", "meta", "gpu", "cuda:99"])

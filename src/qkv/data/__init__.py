@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from qkv.data.cache.examples import EncodedExamples, InMemoryExamples
 from qkv.data.cache.token_cache import TokenCache, token_cache
-from qkv.data.encode.chat import ChatTemplate, EncodeChat
+from qkv.data.encode.chat import EncodeChat
 from qkv.data.encode.encoders import EncodeAnswer, EncodeClass, EncodePair, EncodeTags, EncodeText, find_classes
 from qkv.data.objectives import (
     IGNORE_INDEX,
@@ -55,7 +55,6 @@ __all__ = [
     "IGNORE_INDEX",
     "Batch",
     "CausalLM",
-    "ChatTemplate",
     "Classification",
     "Contrastive",
     "DataFiles",

@@ -25,11 +25,18 @@ Message = Mapping[str, str]
 IdsAndMask = tuple[list[int], list[int]]
 Result = TypeVar("Result")
 ROLES = ("system", "user", "assistant", "tool")
+ASSISTANT = "assistant"
+DEFAULT_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ m['role'] }}:\n{{ m['content'] }}"
+    "{{ eos_token if m['role'] == 'assistant' else '\\n\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant:\n{% endif %}"
+)
+"""The template of models that are trained on chats and whose tokenizer has none. It is saved with the tokenizer."""
 PLAIN_TEMPLATE = (
     "{% for m in messages %}{{ m['role'] | capitalize }}: {{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-"""The template "plain", for a model that has none."""
+"""The template "plain", for a model that has none because it was not trained on chats."""
 PRIVATE_CHARACTERS = range(0xF0000, 0xFFFFE)
 CONTROL_TOKEN_FORMAT = "\ufdd0{}\ufdd1"
 """A control token in a rendered chat: its id between two Unicode noncharacters, which no message may contain."""
@@ -96,7 +103,7 @@ class JinjaChatTemplate:
         end_tokens = (self.find_end_token(), self.tokenizer.special_tokens.eos)  # not one that begins the next message
         is_answer = bytearray(len(text) + 1)  # by character
         for message, (start, end) in zip(messages, _find_contents(text, messages, around), strict=True):
-            if message["role"] == "assistant":
+            if message["role"] == ASSISTANT:
                 following = CONTROL_TOKEN.match(text, end)
                 if following is not None and int(following[1]) in end_tokens:
                     end = following.end()
@@ -127,7 +134,7 @@ class JinjaChatTemplate:
             raise QkvError(
                 f"the chat template does not write the messages of a chat ({', '.join(roles)}) one after the other, "
                 "so the answers cannot be found in its text; remove chat_template from tokenizer_config.json to train "
-                "with qkv's own format"
+                "with qkv's own template"
             )
         return re.split("|".join(marks), text)
 
@@ -267,7 +274,7 @@ def _find_contents(text: str, messages: Sequence[Message], around: Sequence[str]
     raise QkvError(
         "the chat template changes a message of this chat, or writes other text because of it, so the answers cannot "
         "be found in its text; remove the chat, or remove chat_template from tokenizer_config.json to train with qkv's "
-        "own format"
+        "own template"
     )
 
 

@@ -7,7 +7,7 @@ from synthetic_data import record, tokenizer
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.cache.token_cache import TokenCache
 from qkv.data.encode import chat
-from qkv.data.encode.chat import ChatTemplate, EncodeChat
+from qkv.data.encode.chat import EncodeChat
 from qkv.data.encode.encoders import EncodeAnswer, EncodeClass, EncodePair, EncodeTags, EncodeText, find_classes
 from qkv.data.objectives import IGNORE_INDEX, CausalLM
 from qkv.data.problems import InvalidRecord, Problems
@@ -104,8 +104,12 @@ def test_classes_and_scores():
             {"question": "q", "context": "abc", "answers": ["c"], "starts": ["2"]},
             "the first answer must be a text and its start an integer, not 'c' and '2'",
         ),
-        (EncodeChat(MADE), {"messages": [{"role": "user", "content": "hi"}]}, "no turn with the role 'assistant'"),
-        (EncodeChat(MADE), {"messages": [{"from": "user", "value": "hi"}]}, "turn 0 of 'messages' must be an object"),
+        (EncodeChat(MADE), {"messages": [{"role": "user", "content": "hi"}]}, "no message with the role 'assistant'"),
+        (
+            EncodeChat(MADE),
+            {"messages": [{"from": "user", "value": "hi"}]},
+            "message 0 of 'messages' must be an object",
+        ),
     ],
 )
 def test_what_cannot_be_encoded_says_why(encode, fields, reason):
@@ -213,7 +217,7 @@ def test_a_chat_is_written_by_the_template_of_its_tokenizer(monkeypatch):
     encode = EncodeChat(MADE)
     (example,) = encode([record(messages=messages([("user", "Hello!"), ("assistant", "Hi.")]))])
     assert MADE.decode(example["ids"], skip_special_tokens=False) == "[user] Hello!</s>[assistant] Hi.</s>"
-    prompt = encode.encode_prompt([("user", "Hello!")])
+    prompt = encode.template.encode(messages([("user", "Hello!")]))
     assert example["ids"] == [*prompt, *ids("Hi."), ROLES.eos]
     assert example["answer"] == [0] * len(prompt) + [1] * (len(example["ids"]) - len(prompt))
     monkeypatch.delitem(MADE.config, "chat_template")
@@ -228,34 +232,38 @@ def test_many_chats_are_rendered_in_one_round_trip_and_each_has_its_own_error(mo
     records.insert(1, record(messages=[]))
     encode = EncodeChat(MADE)
     alone = [encode([one])[0] for one in records]  # also renders what is rendered once for all chats
-    batches, render = [], encode.own_template.render
-    monkeypatch.setattr(encode.own_template, "render", lambda *call: batches.append(len(call[1])) or render(*call))
+    batches, render = [], encode.template.render
+    monkeypatch.setattr(encode.template, "render", lambda *call: batches.append(len(call[1])) or render(*call))
     monkeypatch.setattr(chat, "BATCH_CHATS", 10)
     together = encode(records * 3)
     assert batches == [8, 4]  # a chat without messages is not rendered
     assert [one for one in together if isinstance(one, dict)] == [alone[0], alone[4]] * 3
     wrong = [one.reason for one in alone[1:4]]
     assert [one.reason for one in together if isinstance(one, InvalidRecord)] == wrong * 3
-    assert ["no turn" in wrong[0], "TemplateError: no" in wrong[1], "U+FDD0" in wrong[2]] == [True] * 3
+    assert ["no message" in wrong[0], "TemplateError: no" in wrong[1], "U+FDD0" in wrong[2]] == [True] * 3
 
 
-def test_a_prompt_has_the_tokens_of_training():
-    template = ChatTemplate()
-    whole, _ = template.encode(MADE, TURNS)
-    prompt = template.encode_prompt(MADE, TURNS[:-1])
-    assert whole[: len(prompt)] == prompt
-    assert whole[len(prompt) :] == [*ids("Bye."), ROLES.eos]
+@pytest.mark.parametrize("kind", ["byte", "byte-bpe", "char", "unigram", "wordpiece"])
+def test_a_prompt_has_the_tokens_of_training(kind):
+    said = [content for _, content in TURNS]
+    tokenizer = Tokenizer.train(
+        kind,
+        iter([*said, "user:\nassistant:\nsystem:\n\n"] * 20),
+        vocab_size=300,
+        special_tokens=["pad", "bos", "eos", "unk"],
+    )
+    encode = EncodeChat(tokenizer)
+    (example,) = encode([record(messages=messages(TURNS))])
+    prompt = encode.template.encode(messages(TURNS[:-1]))
+    assert example["ids"][: len(prompt)] == prompt
+    assert tokenizer.decode(example["ids"][len(prompt) :]).strip() == TURNS[-1][1]
+    assert example["answer"][-(len(example["ids"]) - len(prompt)) :] == [1] * (len(example["ids"]) - len(prompt))
 
 
-def test_a_role_of_braces_is_only_text():
-    whole, _ = ChatTemplate().encode(MADE, [("{role}", "x"), ("assistant", "{0}")])
-    assert "{role}:\nx" in MADE.decode(whole)
-
-
-def test_another_template():
-    template = ChatTemplate(turn_prefix="[{role}] ", turn_suffix=" ", assistant_role="bot")
-    (example,) = EncodeChat(MADE, "turns", template=template)([record(turns=messages([("me", "a"), ("bot", "b")]))])
-    assert MADE.decode(example["ids"], skip_special_tokens=False) == "<s>[me] a [bot] b</s>"
+def test_unknown_roles_are_invalid():
+    (found,) = EncodeChat(MADE)([record(messages=messages([("human", "a"), ("assistant", "b")]))])
+    assert isinstance(found, InvalidRecord)
+    assert "unknown role 'human'" in found.reason
 
 
 # ---------------------------------------------------------------- caches
@@ -281,7 +289,7 @@ def test_a_fingerprint_changes_with_every_choice():
         EncodeTags(MADE, classes=("a",), label_subwords="all"),
         EncodeAnswer(MADE),
         EncodeChat(MADE),
-        EncodeChat(MADE, template=ChatTemplate(turn_suffix="\n")),
+        EncodeChat(MADE, "turns"),
     ]
     assert len({encode.fingerprint for encode in made}) == len(made)
     assert EncodeText(MADE).fingerprint == EncodeText(MADE).fingerprint

@@ -39,6 +39,7 @@ from qkv.tasks.prepare.sources import DataSource, DataSources, FileSource, cache
 from qkv.tasks.prepare.tokenizer import load_or_train_tokenizer
 from qkv.tasks.prepare.word_vectors import apply_word_vectors, load_word_vectors
 from qkv.text import Tokenizer
+from qkv.text.chat_template import DEFAULT_TEMPLATE
 from qkv.train.recipe.check import check_recipe
 from qkv.train.recipe.schema import Recipe
 
@@ -111,6 +112,8 @@ def _prepare(
     if tokenizer is None:
         tokenizer, origin = load_or_train_tokenizer(recipe, train_sources, root, progress)
         notes.append(origin)
+    if "messages" in fields and not tokenizer.config.get("chat_template"):
+        tokenizer.config["chat_template"] = DEFAULT_TEMPLATE
     classes, multi_label = _find_classes(recipe, train_sources, fields)
 
     # The config depends only on the fields of the records, so it is checked before they are tokenised.

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from qkv.data.cache.examples import InMemoryExamples
-from qkv.data.encode.chat import ChatTemplate, EncodeChat
+from qkv.data.encode.chat import EncodeChat
 from qkv.data.encode.encoders import EncodeText
 from qkv.data.objectives import IGNORE_INDEX, CausalLM
 from qkv.data.objectives.table import OBJECTIVES
@@ -30,6 +30,7 @@ from qkv.tasks.run import text_to_text
 from qkv.tasks.run.example_batches import ExampleBatches, batches, max_sequence_length
 from qkv.tasks.run.generate import generate_batched, prompt_ids
 from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, select_metrics, select_usable
+from qkv.text.chat_template import ASSISTANT
 from qkv.train.watch import Sample
 
 run = text_to_text.run
@@ -107,7 +108,7 @@ def evaluated_text(record: Record) -> str:
     """The text whose tokens are evaluated: the whole text, or the answers of a chat."""
     if "text" in record.fields:
         return str(record.fields["text"])
-    return "".join(turn["content"] for turn in record.fields["messages"] if turn["role"] == ChatTemplate.assistant_role)
+    return "".join(message["content"] for message in record.fields["messages"] if message["role"] == ASSISTANT)
 
 
 def label_units(
@@ -158,7 +159,7 @@ def make_prompt(model: TextModel, record: Record, max_tokens: int) -> tuple[list
         ids = tokenizer.encode(record.fields["text"][: 20 * SAMPLE_TOKENS], add_special_tokens=False)[: 2 * max_tokens]
         text = tokenizer.decode(ids[: (len(ids) + 1) // 2])
         return prompt_ids(tokenizer, model.config, text), text
-    turns = [(turn["role"], turn["content"]) for turn in record.fields["messages"]]
-    last = max(i for i, (role, _) in enumerate(turns) if role == ChatTemplate.assistant_role)
-    prompt = EncodeChat(tokenizer).encode_prompt(turns[:last])
-    return prompt, "\n".join(f"{role}: {content}" for role, content in turns[:last])
+    messages = record.fields["messages"]
+    last = max(i for i, message in enumerate(messages) if message["role"] == ASSISTANT)
+    prompt = EncodeChat(tokenizer).template.encode(messages[:last])
+    return prompt, "\n".join(f"{message['role']}: {message['content']}" for message in messages[:last])
