@@ -183,3 +183,8 @@ def test_the_command_compares_two_indexes_by_the_chosen_metrics(
     assert "did you mean 'ndcg@5'?" in capsys.readouterr().err
     assert run_command(["eval", str(index.folder), "other.index", "other.index", "judged.tsv"]) == 2
     assert "at most 2" in capsys.readouterr().err
+
+
+def test_options_of_models_are_refused(index: qkv.Index, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["eval", str(index.folder), "judged.tsv", "--beam", "5", "--columns", "query=q"]) == 2
+    assert "does not use --columns, --beam; leave them out" in capsys.readouterr().err

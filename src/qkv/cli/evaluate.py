@@ -125,6 +125,11 @@ def evaluate(
     check_minimum("samples", samples, 0)
     check_minimum("resamples", resamples, 0)
     if is_index(Path(model)):
+        model_options: dict[str, object] = {"valid": valid, "test": test, "columns": columns, "format": format}
+        model_options |= {"records-key": records_key, "split": split, "beam": beam > 1, "batch-size": batch_size}
+        model_options |= {"int8": int8, "int4": int4}
+        if given := [f"--{name}" for name, value in model_options.items() if value]:
+            raise UsageError(f"{model} is an index, whose evaluation does not use {', '.join(given)}; leave them out")
         return evaluate_search(
             [model, *data], metrics=metric or (), limit=limit, resamples=resamples, device=device, json=json
         )
