@@ -31,10 +31,10 @@ from qkv.models.tables import presets
 from qkv.progress import OnProgress
 from qkv.tasks.calls import CALLS, TaskCalls, stream_batches
 from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES
-from qkv.tasks.run.classify import handle_long_texts
-from qkv.tasks.run.embed import embed_texts
+from qkv.tasks.run.embed import TOO_LONG_CHOICES, embed_texts
 from qkv.tasks.run.example_batches import batches
 from qkv.tasks.run.generate import make_generation_options, prompt_ids
+from qkv.tasks.run.long_texts import check_too_long, handle_long_texts
 from qkv.tasks.task import Evaluation, TextModel
 from qkv.text import Tokenizer
 from qkv.train.run import load as run_models
@@ -322,6 +322,7 @@ class Model(TaskCalls):
             )
         if pooling is not None and pooling not in POOLINGS:
             raise UsageError(f"pooling = {pooling!r} is unknown; choose from {', '.join(POOLINGS)}")
+        check_too_long(too_long, TOO_LONG_CHOICES)
         if self.config.head.kind != "embed" and pooling is None:
             raise UsageError(
                 f"this model has a {self.config.head.kind} head, not one for embeddings; "
@@ -341,7 +342,7 @@ class Model(TaskCalls):
                 raise UsageError(f"texts[{number}] is {describe_value(text)}, not a text; give a list of strings")
         vectors, lengths = embed_texts(model, listed, batch_size, pooling=pooling, longest_first=False)
         if pooling is None:
-            handle_long_texts(listed, lengths, self.config, too_long, ', or set too_long to "truncate"')
+            handle_long_texts(listed, lengths, self.config, too_long, TOO_LONG_CHOICES)
         return vectors[0] if isinstance(texts, str) else vectors
 
     @overload

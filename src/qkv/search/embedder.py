@@ -10,7 +10,7 @@ import torch
 from qkv.api import Model, load
 from qkv.errors import QkvError, UsageError
 from qkv.search.vectors import normalize
-from qkv.tasks.run.classify import build_unlabelled_examples
+from qkv.tasks.run.example_batches import build_unlabelled_examples
 from qkv.tasks.task import TextModel
 
 PROBE_TEXT = "The quick brown fox jumps over the lazy dog, 0123456789 times."

@@ -14,7 +14,8 @@ from typing import Any
 from qkv.data import Problems, Record
 from qkv.tasks import metrics
 from qkv.tasks.prepare.sources import open_sources, sample_records
-from qkv.tasks.run.classify import METRICS, TextOrPair, record_text
+from qkv.tasks.run.classify import METRICS, record_text
+from qkv.tasks.run.example_batches import TextOrPair
 from qkv.tasks.task import select_usable
 from qkv.text.bm25 import normalized_words
 from qkv.train.recipe.schema import Recipe

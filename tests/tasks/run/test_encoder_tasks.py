@@ -111,10 +111,10 @@ def test_a_text_that_is_too_long_is_named(task: Any) -> None:
         task.run(TextModel(*parts_of(made)), ["fox", long, "dog", long + "!"])
     many = len(framed(made, ids(made, long)))
     begins = repr(long[:40]) + "…"
-    hint = classify.SPLIT_HINT if task is classify else ', or set too_long to "truncate"'
+    others = '"split" or "truncate"' if task is classify else '"truncate"'
     assert str(caught.value) == (
         f"2 of 4 texts are longer than the 8 tokens that this model can read: text 2, which begins "
-        f"with {begins}, has {many:,} with special tokens; shorten them" + hint
+        f"with {begins}, has {many:,} with special tokens; shorten them, or set too_long to {others}"
     )
     assert len(task.run(TextModel(*parts_of(made)), ["fox", "dog"])) == 2
     assert len(task.run(TextModel(*parts_of(made)), [])) == 0

@@ -29,9 +29,12 @@ def test_texts_are_refused_or_cut_with_a_warning(task: str, caplog: pytest.LogCa
     assert caplog.messages == ["1 of 2 texts were truncated to the 16 tokens that fit"]
 
 
-def test_an_embedding_cannot_be_split() -> None:
-    with pytest.raises(UsageError, match="an embedding needs the whole text"):
-        run(*parts_of(encoder(HEADS["embed"])), ["fox"], too_long="split")
+def test_an_embedding_is_refused_or_cut_but_not_split() -> None:
+    made = encoder(HEADS["embed"], max_positions=16)
+    with pytest.raises(UsageError, match="too_long = 'split' is unknown; known: error, truncate"):
+        run(*parts_of(made), ["fox"], too_long="split")
+    with pytest.raises(UsageError, match="too_long = 'trunc' is unknown; did you mean 'truncate'"):
+        made.embed(["fox", LONG], too_long="trunc")
 
 
 def test_an_evaluation_reports_windows_and_cut_questions() -> None:

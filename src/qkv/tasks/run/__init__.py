@@ -2,7 +2,11 @@
 
 text_to_text, language               tasks of models that generate text
 fill, classify, tag, answer, embed   tasks of models with other heads
+parts                                `m.translate` and `m.summarise`, for texts of any length
+verbatim, align                      what a translator copies; which source word a word depends on
+complete                             `m.complete`: suggestions while a text is being typed
 generate                             generation in batches, which `Model` also uses
-trace                                the activations of one text
-example_batches                      an objective's examples as padded batches
+example_batches                      texts and an objective's examples as padded batches
+long_texts                           texts with more tokens than the model can read
+trace, look                          the activations of one text, and the page of `qkv look`
 """

@@ -1,40 +1,38 @@
 """Classify: predict the class of a text or of a pair of texts, or a score if the head has a single output."""
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.encode.encoders import parse_number
-from qkv.data.objectives import Classification
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.problems import InvalidRecord
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
-from qkv.errors import UsageError, suggest_name
+from qkv.errors import UsageError
 from qkv.models import Config
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.progress import OnProgress
 from qkv.tasks import metrics
 from qkv.tasks.results import ClassPrediction, LabelsPrediction, ScorePrediction
-from qkv.tasks.run.example_batches import ExampleBatches, batches, max_sequence_length
+from qkv.tasks.run.example_batches import (
+    ExampleBatches,
+    TextOrPair,
+    as_tuple,
+    batches,
+    build_unlabelled_examples,
+    max_sequence_length,
+)
+from qkv.tasks.run.long_texts import add_truncation_note, check_text_lengths, check_too_long, handle_long_texts
 from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, check_top, select_metrics, select_usable
 from qkv.text.sentences import fit_spans
 from qkv.train.watch import Sample
 
-TextOrPair = str | tuple[str, str]
-"""A text, or two texts that are read together."""
-
-log = logging.getLogger("qkv")
-
 METRICS = OBJECTIVES["classification"].metrics
-TOO_LONG_CHOICES = ("error", "truncate", "split")
-SPLIT_HINT = ', or set too_long to "split" or "truncate"'
+TOO_LONG_CHOICES = ("error", "split", "truncate")
 OUT_OF_SCOPE = "(out of scope)"
-MAX_SHOWN_CHARS = 40  # characters of a text that an error message shows
 
 
 def run(
@@ -55,8 +53,7 @@ def run(
     threshold (default: 0.5). `too_long` is what happens to a text with too many tokens: "error"; "truncate", as in
     training; or "split", which takes the mean of the logits of its parts.
     """
-    if too_long not in TOO_LONG_CHOICES:
-        raise UsageError(f"too_long = {too_long!r} is unknown; {suggest_name(str(too_long), TOO_LONG_CHOICES)}")
+    check_too_long(too_long, TOO_LONG_CHOICES)
     head = model.config.head
     if head.outputs == 1 and not head.multi_label and (top or threshold is not None):
         raise UsageError("this model predicts a score, not a class, so it has no top and no threshold; leave them out")
@@ -68,7 +65,7 @@ def run(
         logits = compute_mean_logits(model, texts, batch_size, progress)
     else:
         logits, lengths = compute_logits(model, texts, batch_size, progress)
-        handle_long_texts(texts, lengths, model.config, too_long, SPLIT_HINT)
+        handle_long_texts(texts, lengths, model.config, too_long, TOO_LONG_CHOICES)
     return [make_prediction(model.config, row, top, threshold) for row in logits]  # type: ignore[return-value]
 
 
@@ -178,7 +175,7 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
         counts = metrics.label_counts(predictions, targets)
         report = metrics.make_class_report(counts, zip(predictions, targets, strict=True))
     samples = [
-        Sample(" ‖ ".join(_as_tuple(text)), prediction, target, model_input="\t".join(_as_tuple(text)))
+        Sample(" ‖ ".join(as_tuple(text)), prediction, target, model_input="\t".join(as_tuple(text)))
         for text, prediction, target in list(zip(texts, predictions, targets, strict=True))[: options.max_samples]
     ]
     return Evaluation(scores, samples, names[0], len(records), tuple(notes), report=report)
@@ -219,7 +216,7 @@ def compute_logits(
     num_outputs = model.config.head.outputs
     if not texts:
         return np.zeros((0, num_outputs), np.float32), np.zeros(0, np.int64)
-    objective = build_unlabelled_examples(model, [_as_tuple(text) for text in texts])
+    objective = build_unlabelled_examples(model, [as_tuple(text) for text in texts])
     examples = objective.build(np.arange(len(texts)), EpochRng(0))
     batched = ExampleBatches(model.network, examples, objective.pad_token_id)
     logits = np.zeros((len(texts), num_outputs), np.float32)
@@ -253,53 +250,6 @@ def compute_mean_logits(
     return mean
 
 
-def build_unlabelled_examples(model: TextModel, texts: Sequence[tuple[str, ...]]) -> Classification:
-    """Texts and pairs as unlabelled examples, truncated to the model's positions."""
-    tokenizer = model.tokenizer
-    sides = [tokenizer.encode_batch([text[0] for text in texts])]
-    if any(len(text) > 1 for text in texts):
-        sides.append(tokenizer.encode_batch([text[1] if len(text) > 1 else "" for text in texts]))
-    fields = ("first", "second")[: len(sides)]
-    encoded = [dict(zip(fields, ids, strict=True)) | {"label": 0} for ids in zip(*sides, strict=True)]
-    examples = InMemoryExamples(encoded, (*fields, "label"))
-    return Classification(examples, tokenizer, max_length=max_sequence_length(model.config), too_long="truncate")
-
-
-def check_text_lengths(texts: Sequence[TextOrPair], lengths: np.ndarray, max_length: int, hint: str = "") -> None:
-    """Raise an error if a text has more than `max_length` tokens; it names the first of them. `hint` ends it."""
-    too_long = (lengths > max_length).nonzero()[0]
-    if not len(too_long):
-        return
-    first = int(too_long[0])
-    text = " ‖ ".join(_as_tuple(texts[first]))
-    start = repr(text[:MAX_SHOWN_CHARS]) + ("…" if len(text) > MAX_SHOWN_CHARS else "")
-    which = f"{len(too_long):,} of {len(texts):,} texts are" if len(texts) > 1 else "the text is"
-    raise UsageError(
-        f"{which} longer than the {max_length:,} tokens that this model can read: text {first + 1:,}, which begins "
-        f"with {start}, has {lengths[first]:,} with special tokens; shorten {'them' if len(too_long) > 1 else 'it'}"
-        f"{hint}"
-    )
-
-
-def handle_long_texts(
-    texts: Sequence[TextOrPair], lengths: np.ndarray, config: Config, too_long: str, hint: str
-) -> None:
-    """Raise an error if a text is too long, or, if `too_long` is "truncate", log how many were truncated."""
-    if too_long == "error":
-        return check_text_lengths(texts, lengths, max_sequence_length(config), hint)
-    notes: list[str] = []
-    add_truncation_note(notes, lengths, config)
-    for note in notes:
-        log.warning(note)
-
-
-def add_truncation_note(notes: list[str], lengths: np.ndarray, config: Config) -> None:
-    """Add a note that counts the texts that were truncated."""
-    max_length = max_sequence_length(config)
-    if truncated := int((lengths > max_length).sum()):
-        notes.append(f"{truncated:,} of {len(lengths):,} texts were truncated to the {max_length:,} tokens that fit")
-
-
 def check_second_texts(config: Config, records: Sequence[Record]) -> None:
     """Raise an error if a model that was trained on pairs of texts would be evaluated on single texts."""
     if config.reads_pairs and records and not any("second" in record.fields for record in records):
@@ -326,8 +276,3 @@ def record_text(record: Record) -> TextOrPair:
 def format_names(names: Sequence[str], max_names: int = 8) -> str:
     """The first `max_names` names, for a message."""
     return ", ".join(map(repr, names[:max_names])) + (", …" if len(names) > max_names else "")
-
-
-def _as_tuple(text: TextOrPair) -> tuple[str, ...]:
-    """A text as a tuple of one, or a pair."""
-    return (text,) if isinstance(text, str) else text

@@ -12,17 +12,18 @@ from qkv.data.objectives import FlatExamples
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
-from qkv.errors import UsageError
 from qkv.models import Config
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.progress import OnProgress
 from qkv.tasks import metrics
-from qkv.tasks.run.classify import add_truncation_note, build_unlabelled_examples, handle_long_texts, select_scored
-from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, batches
+from qkv.tasks.run.classify import select_scored
+from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, batches, build_unlabelled_examples
+from qkv.tasks.run.long_texts import add_truncation_note, check_too_long, handle_long_texts
 from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, select_metrics, select_usable
 from qkv.train.watch import Sample
 
 METRICS = OBJECTIVES["contrastive"].metrics
+TOO_LONG_CHOICES = ("error", "truncate")  # an embedding needs the whole text, so it cannot be split
 SIMILARITY_BATCH = 1024  # queries whose similarities to all candidates are in memory at a time
 
 
@@ -35,10 +36,9 @@ def run(
     progress: OnProgress | None = None,
 ) -> Tensor:
     """The vectors of texts, (N, C), on the CPU. A text that is too long is an error, or truncated (`too_long`)."""
-    if too_long not in ("error", "truncate"):
-        raise UsageError(f'too_long = {too_long!r}: an embedding needs the whole text; choose "error" or "truncate"')
+    check_too_long(too_long, TOO_LONG_CHOICES)
     vectors, lengths = embed_texts(model, texts, batch_size, progress)
-    handle_long_texts(texts, lengths, model.config, too_long, ', or set too_long to "truncate"')
+    handle_long_texts(texts, lengths, model.config, too_long, TOO_LONG_CHOICES)
     return at_least_float32(vectors).cpu()
 
 

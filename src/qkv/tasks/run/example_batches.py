@@ -12,11 +12,16 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import SequenceLayout
-from qkv.data.objectives import IGNORE_INDEX, FlatExamples
+from qkv.data.cache.examples import InMemoryExamples
+from qkv.data.objectives import IGNORE_INDEX, Classification, FlatExamples
 from qkv.errors import UsageError
 from qkv.models import Config, Encoder, Network, Seq2Seq
 from qkv.models.runtime.padding import pad_sequences
 from qkv.progress import OnProgress
+from qkv.tasks.task import TextModel
+
+TextOrPair = str | tuple[str, str]
+"""A text, or two texts that are read together."""
 
 LOGITS_CHUNK = 4096  # positions whose logits are in memory at a time
 
@@ -106,3 +111,20 @@ def max_sequence_length(config: Config, limit: int = 0) -> int:
     """The maximum sequence length: the model's number of positions, or `limit` if it is lower and not 0."""
     positions = config.stack.max_positions
     return min(positions, limit) if limit else positions
+
+
+def build_unlabelled_examples(model: TextModel, texts: Sequence[tuple[str, ...]]) -> Classification:
+    """Texts and pairs as unlabelled examples, truncated to the model's positions."""
+    tokenizer = model.tokenizer
+    sides = [tokenizer.encode_batch([text[0] for text in texts])]
+    if any(len(text) > 1 for text in texts):
+        sides.append(tokenizer.encode_batch([text[1] if len(text) > 1 else "" for text in texts]))
+    fields = ("first", "second")[: len(sides)]
+    encoded = [dict(zip(fields, ids, strict=True)) | {"label": 0} for ids in zip(*sides, strict=True)]
+    examples = InMemoryExamples(encoded, (*fields, "label"))
+    return Classification(examples, tokenizer, max_length=max_sequence_length(model.config), too_long="truncate")
+
+
+def as_tuple(text: TextOrPair) -> tuple[str, ...]:
+    """A text as a tuple of one, or a pair."""
+    return (text,) if isinstance(text, str) else text

@@ -13,16 +13,16 @@ from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.problems import Problems
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
-from qkv.errors import UsageError, suggest_name
+from qkv.errors import UsageError
 from qkv.models import Config
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.progress import OnProgress
 from qkv.tasks import metrics
 from qkv.tasks.metrics.text_units import TextUnits
 from qkv.tasks.results import FilledText
-from qkv.tasks.run.classify import check_text_lengths
 from qkv.tasks.run.example_batches import ExampleBatches, batches, max_sequence_length
 from qkv.tasks.run.language import encode_records, label_units
+from qkv.tasks.run.long_texts import check_text_lengths, check_too_long
 from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, check_top, select_metrics, select_usable
 from qkv.text import Tokenizer
 from qkv.train.watch import Sample
@@ -50,8 +50,7 @@ def run(
     masks, several times if they are far apart, and the log counts these texts; or "error".
     """
     check_top(top)
-    if too_long not in TOO_LONG_CHOICES:
-        raise UsageError(f"too_long = {too_long!r} is unknown; {suggest_name(str(too_long), TOO_LONG_CHOICES)}")
+    check_too_long(too_long, TOO_LONG_CHOICES)
     tokenizer = model.tokenizer
     mask = require_token("mask", tokenizer.special_tokens.mask, "filling in masked words")
     spelling = str(tokenizer.id_to_token(mask))
@@ -66,7 +65,7 @@ def run(
     stack = model.config.stack
     max_length = stack.max_positions if stack.has_max_positions else max(map(len, ids), default=1)
     if too_long == "error":
-        check_text_lengths(texts, np.array([len(one) for one in ids]), max_length, ', or set too_long to "window"')
+        check_text_lengths(texts, np.array([len(one) for one in ids]), max_length, TOO_LONG_CHOICES)
     elif num_long := sum(len(sequence) > max_length for sequence in ids):
         log.warning(
             f"{num_long:,} of {len(ids):,} texts are longer than {max_length:,} tokens: only the tokens around their "

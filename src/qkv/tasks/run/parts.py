@@ -11,12 +11,12 @@ from typing import Any
 
 from qkv.decode import GenerationOptions
 from qkv.decode.result import FinishReason
-from qkv.errors import UsageError, suggest_name
+from qkv.errors import UsageError
 from qkv.progress import OnProgress
 from qkv.tasks.results import GeneratedText, WordLink
 from qkv.tasks.run.align import align_words
-from qkv.tasks.run.classify import TOO_LONG_CHOICES
 from qkv.tasks.run.generate import generate_batched, limit_new_tokens, make_generation_options, prompt_ids
+from qkv.tasks.run.long_texts import check_too_long, describe_choices
 from qkv.tasks.run.verbatim import CleanSource, inner_span, leave_out_copied, symbol_check
 from qkv.tasks.task import TextModel, check_flag, check_top
 from qkv.text.sentences import CharSpan, fit_spans, split_sentences, split_to_fit
@@ -24,6 +24,7 @@ from qkv.text.sentences import CharSpan, fit_spans, split_sentences, split_to_fi
 EXTRA_TOKENS = 16
 """By default, a translation has at most twice the tokens of its source and this many more, rounded up."""
 NO_SPACE = "。！？、，」』）"  # no space follows these
+TOO_LONG_CHOICES = ("error", "split", "truncate")  # of a summary
 TRANSLATE_OPTIONS = ("sentences", "top", "align", "prefix", "prompt", "batch_size", "progress")
 SUMMARISE_OPTIONS = ("top", "too_long", "prompt", "batch_size", "progress")
 
@@ -126,8 +127,7 @@ def summarise(
     If a text is too long for the model, `too_long` decides: "split" summarises part by part and joins the summaries;
     "truncate" summarises the first part only; "error" refuses. The other options are those of `translate`.
     """
-    if too_long not in TOO_LONG_CHOICES:
-        raise UsageError(f"too_long = {too_long!r} is unknown; {suggest_name(str(too_long), TOO_LONG_CHOICES)}")
+    check_too_long(too_long, TOO_LONG_CHOICES)
     fits = fits_into(model, prompt)
 
     def split(text: str) -> list[CharSpan]:
@@ -136,7 +136,7 @@ def summarise(
         if too_long == "error":
             raise UsageError(
                 f"a text of {len(text):,} characters, which begins with {text[:40]!r}, is too long for this model; "
-                'shorten it, or set too_long to "split" or "truncate"'
+                f"shorten it{describe_choices(TOO_LONG_CHOICES)}"
             )
         return fit_spans(text, fits)[: 1 if too_long == "truncate" else None]
 
