@@ -29,7 +29,8 @@ from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.models import Config, Encoder, Network, Seq2Seq, build
 from qkv.models.tables import presets
 from qkv.progress import OnProgress
-from qkv.tasks.calls import CALLS, TaskCalls, stream_batches
+from qkv.tasks.calls import TaskCalls, stream_batches
+from qkv.tasks.evaluate import evaluate, find_task
 from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES
 from qkv.tasks.run.embed import TOO_LONG_CHOICES, embed_texts
 from qkv.tasks.run.example_batches import batches
@@ -315,10 +316,10 @@ class Model(TaskCalls):
         read is an error; with `too_long="truncate"`, an embedding head reads its start.
         """
         if isinstance(self.network, Seq2Seq):
+            task = find_task(self.config)
             raise UsageError(
                 "m.embed needs an encoder-only or decoder-only model, but this model is an encoder-decoder, which "
-                f"generates a text for a text; it can: {', '.join(f'm.{name}' for name in CALLS['text_to_text'])}; for "
-                "the output of its encoder, use m.hidden(ids)"
+                f"{task.description}; it can: {task.list_calls()}; for the output of its encoder, use m.hidden(ids)"
             )
         if pooling is not None and pooling not in POOLINGS:
             raise UsageError(f"pooling = {pooling!r} is unknown; choose from {', '.join(POOLINGS)}")
@@ -494,7 +495,6 @@ class Model(TaskCalls):
         `qkv.tasks.task.EvaluationOptions`, such as `beam`. `first.compare(second)` compares the evaluations of two
         models on the same data.
         """
-        from qkv.tasks.evaluate import evaluate, find_task
         from qkv.tasks.evaluation_records import load_records
 
         task = find_task(self.config)

@@ -22,16 +22,6 @@ if TYPE_CHECKING:
     from qkv.tasks.chat.reply_stream import ReplyStream
     from qkv.tasks.run.complete import Completer
 
-CALLS: dict[str, tuple[str, ...]] = {
-    "text_to_text": ("translate", "summarise", "generate", "score"),
-    "language": ("complete", "chat", "generate", "score", "embed with pooling="),
-    "fill": ("fill", "embed with pooling="),
-    "classify": ("classify", "embed with pooling="),
-    "tag": ("tag", "embed with pooling="),
-    "answer": ("answer", "embed with pooling="),
-    "embed": ("embed",),
-}
-"""The calls that a model of each task supports."""
 COMPLETE_OPTIONS = ("top", "max_tokens")
 ARTICLES = {"encoder": "an encoder", "decoder": "a decoder", "seq2seq": "an encoder-decoder"}
 
@@ -231,10 +221,9 @@ class TaskCalls:
         found = find_task(self.config)
         if found.name != task:
             family, head = ARTICLES[self.config.family], self.config.head.kind
-            supported = ", ".join(f"m.{name}" for name in CALLS[found.name])
             raise UsageError(
                 f"m.{call} needs a model that {TASKS[task].description}, but this model is {family} with head "
-                f"{head!r}, which {found.description}; it can: {supported}"
+                f"{head!r}, which {found.description}; it can: {found.list_calls()}"
             )
         return TextModel(self.network, require_tokenizer(self.tokenizer), self.config)
 

@@ -14,29 +14,77 @@ from qkv.tasks.run import answer, classify, embed, fill, language, tag, text_to_
 from qkv.tasks.task import Evaluation, EvaluationOptions, Task, TextModel, require_tokenizer
 from qkv.text import Tokenizer
 
-# task name → (module, what a model of this task does, the fields, batch size and number of samples of an evaluation)
-TASK_FILES: dict[str, tuple[Any, str, tuple[str, ...], int, int]] = {
-    "text_to_text": (text_to_text, "generates a text for a text", ("source", "target"), 64, 8),
-    "language": (language, "continues a text", (), 16, 3),
-    "fill": (fill, "fills in masked words", ("text",), 32, 3),
-    "classify": (classify, "predicts the class or the score of a text", ("text",), 32, 8),
-    "tag": (tag, "predicts the tag of each word", ("tokens", "tags"), 32, 5),
-    "answer": (answer, "finds the answer to a question in a passage", ("question", "context", "answers"), 32, 5),
-    "embed": (embed, "computes an embedding of a text", ("first", "second"), 32, 5),
-}
+EMBED_POOLED = "embed with pooling="
 TASKS: dict[str, Task] = {
-    name: Task(
-        name,
-        description,
-        next(kind for kind, spec in OBJECTIVES.items() if spec.task == name),
-        needed,
-        file.run,
-        file.evaluate,
-        file.available_metrics,
-        batch_size,
-        max_samples,
+    task.name: task
+    for task in (
+        Task(
+            name="text_to_text",
+            module=text_to_text,
+            description="generates a text for a text",
+            objective="seq2seq",
+            fields=("source", "target"),
+            calls=("translate", "summarise", "generate", "score"),
+            batch_size=64,
+            max_samples=8,
+            generates=True,
+        ),
+        Task(
+            name="language",
+            module=language,
+            description="continues a text",
+            objective="causal_lm",
+            calls=("complete", "chat", "generate", "score", EMBED_POOLED),
+            batch_size=16,
+            max_samples=3,
+            generates=True,
+        ),
+        Task(
+            name="fill",
+            module=fill,
+            description="fills in masked words",
+            objective="masked_lm",
+            fields=("text",),
+            calls=("fill", EMBED_POOLED),
+            max_samples=3,
+        ),
+        Task(
+            name="classify",
+            module=classify,
+            description="predicts the class or the score of a text",
+            objective="classification",
+            fields=("text",),
+            calls=("classify", EMBED_POOLED),
+            max_samples=8,
+            accepts_pairs=True,
+        ),
+        Task(
+            name="tag",
+            module=tag,
+            description="predicts the tag of each word",
+            objective="tagging",
+            fields=("tokens", "tags"),
+            calls=("tag", EMBED_POOLED),
+            reads_words=True,
+        ),
+        Task(
+            name="answer",
+            module=answer,
+            description="finds the answer to a question in a passage",
+            objective="question_answering",
+            fields=("question", "context", "answers"),
+            calls=("answer", EMBED_POOLED),
+            accepts_pairs=True,
+        ),
+        Task(
+            name="embed",
+            module=embed,
+            description="computes an embedding of a text",
+            objective="contrastive",
+            fields=("first", "second"),
+            calls=("embed",),
+        ),
     )
-    for name, (file, description, needed, batch_size, max_samples) in TASK_FILES.items()
 }
 
 
@@ -65,11 +113,11 @@ def run(
     task = find_task(config)
     check_texts(task, texts)
     check_pairs(config, texts)
-    known = [one.name for one in signature(task.run).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    known = [one.name for one in signature(task.module.run).parameters.values() if one.kind is one.KEYWORD_ONLY]
     for name in () if task.generates else options:
         if name not in known:
             raise UsageError(f"a model that {task.description} has no option {name!r}; {suggest_name(name, known)}")
-    results: Sequence[Any] = task.run(TextModel(network, require_tokenizer(tokenizer), config), texts, **options)
+    results: Sequence[Any] = task.module.run(TextModel(network, require_tokenizer(tokenizer), config), texts, **options)
     return results
 
 
@@ -125,7 +173,7 @@ def evaluate(
         batch_size=chosen.batch_size or task.batch_size,
         max_samples=task.max_samples if chosen.max_samples is None else chosen.max_samples,
     )
-    found = task.evaluate(TextModel(network, require_tokenizer(tokenizer), config), records, chosen)
+    found = task.module.evaluate(TextModel(network, require_tokenizer(tokenizer), config), records, chosen)
     return replace(found, intervals=confidence_intervals(found.metrics, chosen.resamples))
 
 
@@ -142,4 +190,4 @@ def available_metrics(config: Config, records: Sequence[Record]) -> Sequence[str
     """The metrics of a model, the main one first; empty if the records lack the fields of the model's task."""
     task = find_task(config)
     usable = [record for record in records if all(name in record.fields for name in task.fields)]
-    return task.available_metrics(config, usable) if usable else ()
+    return task.module.available_metrics(config, usable) if usable else ()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from qkv.data.records import Record
 from qkv.errors import UsageError, suggest_name
@@ -70,34 +70,39 @@ class TextModel:
     config: Config
 
 
-@dataclass(frozen=True)
+class TaskModule(Protocol):
+    """The functions that every task's file in `qkv.tasks.run` has."""
+
+    @property
+    def run(self) -> Callable[..., Any]:
+        """Run a model on texts; the options depend on the task."""
+
+    def evaluate(self, model: TextModel, records: Sequence[Record], options: EvaluationOptions) -> Evaluation:
+        """Evaluate a model on records."""
+
+    def available_metrics(self, config: Config, records: Sequence[Record]) -> Sequence[str]:
+        """The metrics of a model on these records, the main one first."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Task:
-    """A task. Its functions are in a file of `qkv.tasks.run`; `qkv.tasks.evaluate` calls them."""
+    """A row of `qkv.tasks.evaluate.TASKS`."""
 
     name: str
+    module: TaskModule
     description: str  # completes "a model that …" in messages
     objective: str  # the key of `OBJECTIVES` whose records have the task's fields
-    fields: tuple[str, ...]  # the fields that every record needs for an evaluation
-    run: Callable[..., Any]
-    evaluate: Callable[[TextModel, Sequence[Record], EvaluationOptions], Evaluation]
-    available_metrics: Callable[[Config, Sequence[Record]], Sequence[str]]  # the main one first
-    batch_size: int  # of an evaluation, by default
-    max_samples: int  # predictions that an evaluation shows, by default
+    fields: tuple[str, ...] = ()  # the fields that every record needs for an evaluation
+    calls: tuple[str, ...]  # the methods of `Model` that a model of this task supports
+    batch_size: int = 32  # of an evaluation, by default
+    max_samples: int = 5  # predictions that an evaluation shows, by default
+    generates: bool = False  # the model generates text
+    accepts_pairs: bool = False  # the model can read two texts together
+    reads_words: bool = False  # a tuple is the words of one text, and not a pair of texts
 
-    @property
-    def generates(self) -> bool:
-        """Whether the model generates text."""
-        return self.name in ("text_to_text", "language")
-
-    @property
-    def accepts_pairs(self) -> bool:
-        """Whether the model can read two texts together."""
-        return self.name in ("classify", "answer")
-
-    @property
-    def reads_words(self) -> bool:
-        """Whether a tuple is the words of one text, and not a pair of texts."""
-        return self.name == "tag"
+    def list_calls(self) -> str:
+        """The calls, for an error message."""
+        return ", ".join(f"m.{name}" for name in self.calls)
 
 
 def select_usable(records: Sequence[Record], **needed: type | tuple[type, ...]) -> tuple[list[Record], list[str]]:
