@@ -97,6 +97,8 @@ def test_every_copy_is_in_the_result_and_links_point_to_their_words(text: str) -
     assert [found.text[link.target_start : link.target_end] for link in found.alignment] == [
         one.target for one in links
     ]
+    assert all(found.source[link.source_start : link.source_end] == link.source for link in found.alignment)
+    assert found.source == text.strip()
 
 
 def test_words_in_another_order_keep_their_symbol() -> None:
@@ -160,6 +162,7 @@ def test_the_translator_in_the_box_copies_what_it_cannot_know(text: str, transla
 def test_alignment_and_alternatives_have_the_copies() -> None:
     text = "The cat is black 😀 and the dog is white. I paid €20."
     result = EN_FR.translate(text, align=True, top=2)
+    assert " ".join(part.source for part in result.parts) == text
     assert [len(part.alternatives) for part in result.parts] == [1, 1]
     assert all("😀" in one.text for one in (result.parts[0], *result.parts[0].alternatives))
     assert {"cat": "chat", "dog": "chien", "20": "20"}.items() <= {
@@ -169,6 +172,15 @@ def test_alignment_and_alternatives_have_the_copies() -> None:
         assert text[link.source_start : link.source_end] == link.source
         assert result.text[link.target_start : link.target_end] == link.target
     assert EN_FR.translate(text, sentences=False).parts == []  # in one piece, nothing is copied
+
+
+@pytest.mark.parametrize("text", ["I was tired – very tired.", "“No,” she said.", "It is closed - really."])
+def test_alignments_point_to_the_words_of_a_sentence_that_the_model_reads_in_another_form(text: str) -> None:
+    result = EN_FR.translate(text, align=True)
+    assert len(result.alignment) > 3
+    for link in result.alignment:
+        assert text[link.source_start : link.source_end] == link.source
+        assert result.text[link.target_start : link.target_end] == link.target
 
 
 @pytest.mark.parametrize("name", ["sentences", "align"])

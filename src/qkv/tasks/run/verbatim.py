@@ -80,14 +80,13 @@ class CopiedText:
 class CleanSource:
     """The text that the model reads, the texts that are copied, and where each character was: its former index."""
 
+    sentence: str  # as it was written
     text: str
     copied: list[CopiedText]
     origins: list[int]
 
     def insert_copies(self, result: GeneratedText, find_links: FindLinks) -> GeneratedText:
-        """The translation with the copied texts. `find_links` returns a word alignment, if it is needed."""
-        if not self.copied:
-            return result
+        """The translation of the sentence, with the copied texts. `find_links` returns a word alignment, if needed."""
         places = [(self._find_place(one, result, find_links), one) for one in self.copied]
         text, position, lengths = "", 0, list[tuple[int, int]]()
         for place, one in sorted(places, key=lambda item: item[0]):
@@ -99,8 +98,9 @@ class CleanSource:
                 copy = " " + copy
             text += copy
             lengths.append((place, len(copy)))
-        links = [self._restore_link(link, lengths) for link in result.alignment]
-        return replace(result, text=text + result.text[position:], alignment=links)
+        text += result.text[position:]
+        links = [self._restore_link(link, text, lengths) for link in result.alignment]
+        return replace(result, source=self.sentence, text=text, alignment=links)
 
     def _find_place(self, copied: CopiedText, result: GeneratedText, find_links: FindLinks) -> int:
         """The index in the translation at which a text is inserted."""
@@ -127,15 +127,12 @@ class CleanSource:
             return target_words[gap][0]
         return target_words[gap - 1][1] if gap else 0
 
-    def _restore_link(self, link: WordLink, lengths: list[tuple[int, int]]) -> WordLink:
+    def _restore_link(self, link: WordLink, text: str, lengths: list[tuple[int, int]]) -> WordLink:
+        """A link between the sentence and the translation with the copied texts."""
         shift = sum(length for place, length in lengths if place <= link.target_start)
-        return replace(
-            link,
-            source_start=self.origins[link.source_start],
-            source_end=self.origins[link.source_end - 1] + 1,
-            target_start=link.target_start + shift,
-            target_end=link.target_end + shift,
-        )
+        first, last = self.origins[link.source_start], self.origins[link.source_end - 1] + 1
+        start, end = link.target_start + shift, link.target_end + shift
+        return WordLink(self.sentence[first:last], text[start:end], first, last, start, end, link.weight)
 
 
 def leave_out_copied(text: str, is_unseen: Callable[[str], bool]) -> CleanSource:
@@ -172,7 +169,7 @@ def leave_out_copied(text: str, is_unseen: Callable[[str], bool]) -> CleanSource
             position += 1
         copied.append(CopiedText(text[first:last], len(characters), is_after_space, is_before_space))
     read_until(len(text))
-    return CleanSource("".join(characters), copied, origins)
+    return CleanSource(text, "".join(characters), copied, origins)
 
 
 def plain_form(text: str, index: int, is_unseen: Callable[[str], bool]) -> str:
