@@ -1,5 +1,6 @@
 """Parts of the data, samples of records, and several sets of examples as one."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,6 +100,25 @@ def test_columns_are_those_of_most_records_and_not_of_the_first_alone(tmp_path: 
     problems = Problems(max_invalid_fraction=1)
     assert len(list(part.records(problems))) == 11
     assert "some.jsonl:1: no field 'label'" in str(problems.summary())
+
+
+@pytest.mark.parametrize("names", [("instruction", "input", "output"), ("prompt", "context", "completion")])
+def test_an_instruction_and_its_response_are_a_chat(tmp_path: Path, names: tuple[str, str, str]) -> None:
+    question, added, answer = names
+    rows = [{question: "Add.", added: "1 and 2", answer: "3"}, {question: "Hello!", added: "", answer: "Hi."}]
+    (tmp_path / "chats.json").write_text(json.dumps(rows))
+    sources = open_sources(sample_recipe(tmp_path, "causal_lm", "chats.json", data={"valid_fraction": 0.0}))
+    (part,) = sources.train.values()
+    assert part.fields == {"messages"}
+    chats = [record.fields["messages"] for record in part.records(Problems())]
+    assert [[one["content"] for one in chat] for chat in chats] == [["Add.\n\n1 and 2", "3"], ["Hello!", "Hi."]]
+    assert [one["role"] for one in chats[0]] == ["user", "assistant"]
+
+
+def test_a_prompt_without_a_response_is_no_chat() -> None:
+    with pytest.raises(UsageError, match="no column is recognised as the response"):
+        match_columns("causal_lm", ["prompt", "id"], "x")
+    assert match_columns("causal_lm", ["text", "context", "answer"], "x") == {"text": "text"}
 
 
 def records_or_none(part: object, problems: Problems) -> list[Record]:

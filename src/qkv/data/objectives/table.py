@@ -34,6 +34,7 @@ class RecordField:
     name: str
     column_names: tuple[str, ...] = ()
     optional: bool = False
+    only_with: str = ""  # the field is read only if the records have this other field, too
 
 
 @dataclass(frozen=True)
@@ -97,11 +98,13 @@ class ObjectiveSpec:
     @property
     def required_fields(self) -> list[str]:
         """The fields that every record needs, including the preferred alternative."""
-        return [*(one.name for one in self.fields if not one.optional), *self.alternatives[:1]]
+        always = [one.name for one in self.fields if not one.optional and not one.only_with]
+        return [*always, *self.alternatives[:1]]
 
     def describe_missing(self, fields: Collection[str]) -> list[str]:
         """The required fields that are not in `fields`; alternatives are listed together, as in "label or score"."""
-        missing = [one.name for one in self.fields if not one.optional and one.name not in fields]
+        needed = [one.name for one in self.fields if not one.optional and one.only_with in ("", *fields)]
+        missing = [name for name in needed if name not in fields]
         if self.alternatives and not set(self.alternatives) & set(fields):
             missing.append(" or ".join(self.alternatives))
         return missing
@@ -243,8 +246,12 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
         fields=(
             RecordField("text", TEXT_FIELD.column_names, optional=True),
             RecordField("messages", ("conversation", "conversations", "turns", "chat"), optional=True),
+            # A chat of one question and its answer; the records that are encoded have `messages`.
+            RecordField("instruction", ("prompt", "question"), optional=True),
+            RecordField("input", ("context",), optional=True, only_with="instruction"),
+            RecordField("response", ("output", "completion", "answer"), only_with="instruction"),
         ),
-        alternatives=("text", "messages"),
+        alternatives=("text", "messages", "instruction"),
         reads_documents=True,
         required_tokens=causal_lm_tokens,
         too_long_policies=ANY_LENGTH,

@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from qkv.data.instructions import make_chat
 from qkv.data.labels import clean_labels
 from qkv.data.problems import Problems
 from qkv.data.readers.aligned import read_aligned
@@ -53,6 +54,7 @@ class DataFiles:
 
     `paths` is a file, a glob, a folder, a list of these, or a mapping of field → file for line-aligned files. Each
     file's extension gives its format unless `format` does. The labels in `class_field` become the names of classes.
+    With `has_instructions`, records with an instruction and its response become chats.
 
     >>> DataFiles({"source": "train.en", "target": "train.fr"})           # doctest: +SKIP
     >>> DataFiles.from_options("tweets/*.csv.gz", columns={"text": "tweet", "label": "mood"})      # doctest: +SKIP
@@ -62,6 +64,7 @@ class DataFiles:
     format: str | None = None
     options: ReadOptions = field(default_factory=ReadOptions)
     class_field: str = ""
+    has_instructions: bool = False
 
     @classmethod
     def from_options(cls, paths: PathsArgument, format: str | None = None, **options: Any) -> "DataFiles":
@@ -105,6 +108,8 @@ class DataFiles:
 
         context = ReadContext(self.options, problems, on_bytes)
         records = chain.from_iterable(FORMATS[group.format](group, context) for group in groups)
+        if self.has_instructions:
+            records = map(make_chat, records)
         record = None
         for record in clean_labels(records, self.class_field, problems) if self.class_field else records:
             yield record
@@ -126,7 +131,8 @@ class DataFiles:
                 hashes = [hash_file(path) for path in group.paths]
             groups.append([group.format, group.fields, hashes])
         labels = {"class_field": self.class_field} if self.class_field else {}
-        return {"groups": groups, "options": asdict(self.options), **labels}
+        chats = {"has_instructions": True} if self.has_instructions else {}
+        return {"groups": groups, "options": asdict(self.options), **labels, **chats}
 
 
 def read(

@@ -77,6 +77,9 @@ def match_columns(kind: str, names: Iterable[str], data_name: str) -> dict[str, 
     for name in spec.alternatives:
         if name != preferred:
             found.pop(name, None)
+    for field in spec.fields:
+        if field.only_with and field.only_with not in found:
+            found.pop(field.name, None)
     missing = spec.describe_missing(found)
     if missing:
         example = ", ".join(f'{name.partition(" or ")[0]} = "…"' for name in missing)

@@ -184,6 +184,8 @@ def open_source(recipe: Recipe, data: DataSection, data_files: Any, split: DataS
     if OBJECTIVES[kind].reads_documents:
         files = replace(files, options=replace(files.options, unit="document"))
     source = match_file_columns(kind, files)
+    if "instruction" in source.fields:
+        source = replace(source, files=replace(source.files, has_instructions=True), fields=frozenset({"messages"}))
     return replace(source, files=replace(source.files, class_field=OBJECTIVES[kind].class_field))
 
 
