@@ -157,6 +157,13 @@ def test_a_model_recognises_texts_out_of_scope_and_is_evaluated_on_them(tmp_path
     assert any("counted as wrong" in note for note in found.notes)
 
 
+def test_a_record_without_a_label_is_left_out_and_not_out_of_scope() -> None:
+    made = encoder(replace(LABELS, threshold=0.4))
+    found = evaluate(*parts_of(made), records([{"text": "the fox", "label": "a"}, {"text": "the fox"}]))
+    assert found.num_records == 1
+    assert "out_of_scope_recall" not in found.metrics
+
+
 def test_too_few_texts_out_of_scope_fit_no_threshold() -> None:
     model = TextModel(*parts_of(encoder(LABELS)))
     listed = records([{"text": f"fox {i}", "label": "a" if i else "none"} for i in range(40)])

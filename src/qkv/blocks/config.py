@@ -185,3 +185,8 @@ class HeadConfig:
         check_head(self)
         if not self.outputs:
             object.__setattr__(self, "outputs", len(self.labels))
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether a classification head predicts a number, because it has a single output."""
+        return self.kind == "classify" and self.outputs == 1 and not self.multi_label

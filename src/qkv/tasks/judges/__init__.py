@@ -41,9 +41,10 @@ def find_judge(config: Config, records: Sequence[Record], beam: int = 1, metric:
     """
     name, head = find_task(config).name, config.head
     found: Judge | None = None
-    if name == "classify":
-        is_score = head.outputs == 1 and not head.multi_label
-        found = LabelSetJudge(config) if head.multi_label else NumberJudge() if is_score else LabelJudge(config)
+    if head.is_regression:
+        found = NumberJudge()
+    elif name == "classify":
+        found = LabelSetJudge(config) if head.multi_label else LabelJudge(config)
     elif name == "tag":
         found = TagJudge(class_names(config))
     elif name == "text_to_text":

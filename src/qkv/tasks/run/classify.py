@@ -1,6 +1,7 @@
 """Classify: predict the class of a text or of a pair of texts, or a score if the head has a single output."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -54,8 +55,7 @@ def run(
     training; or "split", which takes the mean of the logits of its parts.
     """
     check_too_long(too_long, TOO_LONG_CHOICES)
-    head = model.config.head
-    if head.outputs == 1 and not head.multi_label and (top or threshold is not None):
+    if model.config.head.is_regression and (top or threshold is not None):
         raise UsageError("this model predicts a score, not a class, so it has no top and no threshold; leave them out")
     check_top(top, minimum=0)
     is_number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
@@ -73,7 +73,7 @@ def make_prediction(
     config: Config, logits: np.ndarray, top: int = 0, threshold: float | None = None
 ) -> ClassPrediction | LabelsPrediction | ScorePrediction:
     """Convert the logits of one text to a prediction."""
-    if config.head.outputs == 1 and not config.head.multi_label:
+    if config.head.is_regression:
         return ScorePrediction(float(logits[0]))
     probabilities = class_probabilities(config, logits[None])[0]
     names = class_names(config)
@@ -109,7 +109,7 @@ def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, .
     """The metrics, the main one first; some only if the model has a threshold and some texts are out of scope."""
     if config.head.multi_label:
         return METRICS["labels"]
-    if config.head.outputs == 1:
+    if config.head.is_regression:
         return METRICS["score"]
     is_outside = [str(record.fields.get("label")) not in class_names(config) for record in records]
     return METRICS["label"] + (METRICS["scope"] if config.head.threshold and any(is_outside) else ())
@@ -122,16 +122,17 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
     counts as wrong. If the model has a threshold, a text with such a label is out of scope: to reject it is right.
     """
     config = model.config
-    is_regression = config.head.outputs == 1 and not config.head.multi_label
+    check_second_texts(config, records)
+    needed: dict[str, Any] = {"second": str} if config.reads_pairs else {}
+    if config.head.is_regression:
+        needed["score"] = (int, float, str)
+    else:
+        needed["label"] = (str, int, list) if config.head.multi_label else (str, int)
+    records, notes = select_usable(records, text=str, **needed)
     usual = available_metrics(config, records)
     names = select_metrics(options.metrics, usual, usual)
-    label_types = (str, int, list) if config.head.multi_label else (str, int)
-    needed: dict[str, Any] = {"score": (int, float, str)} if is_regression else {"label": label_types}
-    check_second_texts(config, records)
-    needed |= {"second": str} if config.reads_pairs else {}
-    records, notes = select_usable(records, text=str, **needed)
     target_scores: list[float] = []
-    if is_regression:
+    if config.head.is_regression:
         records, target_scores = select_scored(records, notes)
     texts = [record_text(record) for record in records]
     if config.reads_pairs is False and not all(isinstance(text, str) for text in texts):
@@ -139,46 +140,72 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
         notes.append("only the first text of each pair is read, because the model was trained on single texts")
     logits, lengths = compute_logits(model, texts, options.batch_size, options.progress)
     add_truncation_note(notes, lengths, config)
-    if is_regression:
-        predicted_scores = logits[:, 0].tolist()
-        scores = {name: getattr(metrics, name)(predicted_scores, target_scores) for name in names}
-        report = None
-        predictions, targets = [f"{one:.3g}" for one in predicted_scores], [f"{one:.3g}" for one in target_scores]
+    if config.head.is_regression:
+        compared = compare_numbers(logits, target_scores, names)
     elif config.head.multi_label:
-        predicted_labels = [make_prediction(config, row).labels for row in logits]  # type: ignore[union-attr]
-        target_labels = [record_labels(record) for record in records]
-        every_score = metrics.label_set_scores(predicted_labels, target_labels)
-        scores = {name: every_score[name] for name in names}
-        report = metrics.make_class_report(metrics.ClassCounts(predicted_labels, target_labels))
-        predictions, targets = (
-            [", ".join(sorted(labels)) or "(none)" for labels in side] for side in (predicted_labels, target_labels)
-        )
+        compared = compare_label_sets(config, logits, records)
     else:
-        classes = class_names(config)
-        found = [make_prediction(config, row, top=1).label for row in logits]  # type: ignore[union-attr]
-        predictions = [OUT_OF_SCOPE if label is None else label for label in found]
-        targets = [str(record.fields["label"]) for record in records]
-        unknown = sorted(set(targets) - set(classes))
-        if len(unknown) == len(set(targets)) and not config.head.threshold:
-            raise UsageError(
-                f"none of the labels is a class of this model: the labels are {format_names(unknown)}, but the classes "
-                f"are {format_names(classes)}; is this the right column? Choose another with --columns label=COLUMN"
-            )
-        if unknown and config.head.threshold:
-            notes.append(f"out of scope, because the model does not have these labels: {format_names(unknown)}")
-            targets = [label if label in classes else OUT_OF_SCOPE for label in targets]
-        elif unknown:
-            notes.append(f"labels that the model does not have, counted as wrong: {format_names(unknown)}")
-        scores = scope_scores(predictions, targets)
-        scores |= {name: getattr(metrics, name)(predictions, targets) for name in names if name not in scores}
-        scores = {name: scores[name] for name in names}
-        counts = metrics.label_counts(predictions, targets)
-        report = metrics.make_class_report(counts, zip(predictions, targets, strict=True))
+        compared = compare_labels(config, logits, records, names, notes)
+    shown = list(zip(texts, compared.predictions, compared.targets, strict=True))[: options.max_samples]
     samples = [
         Sample(" ‖ ".join(as_tuple(text)), prediction, target, model_input="\t".join(as_tuple(text)))
-        for text, prediction, target in list(zip(texts, predictions, targets, strict=True))[: options.max_samples]
+        for text, prediction, target in shown
     ]
-    return Evaluation(scores, samples, names[0], len(records), tuple(notes), report=report)
+    scores = {name: compared.scores[name] for name in names}
+    return Evaluation(scores, samples, names[0], len(records), tuple(notes), report=compared.report)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Predictions and targets as a reader sees them, and the scores of the predictions."""
+
+    predictions: list[str]
+    targets: list[str]
+    scores: dict[str, float]
+    report: metrics.ClassReport | None = None
+
+
+def compare_numbers(logits: np.ndarray, targets: Sequence[float], names: Sequence[str]) -> Comparison:
+    """Compare the only output of each text with its score."""
+    predictions = logits[:, 0].tolist()
+    scores = {name: getattr(metrics, name)(predictions, targets) for name in names}
+    return Comparison([f"{one:.3g}" for one in predictions], [f"{one:.3g}" for one in targets], scores)
+
+
+def compare_label_sets(config: Config, logits: np.ndarray, records: Sequence[Record]) -> Comparison:
+    """Compare all labels of each text."""
+    predictions = [make_prediction(config, row).labels for row in logits]  # type: ignore[union-attr]
+    targets = [record_labels(record) for record in records]
+    shown = [[", ".join(sorted(labels)) or "(none)" for labels in side] for side in (predictions, targets)]
+    report = metrics.make_class_report(metrics.ClassCounts(predictions, targets))
+    return Comparison(shown[0], shown[1], dict(metrics.label_set_scores(predictions, targets)), report)
+
+
+def compare_labels(
+    config: Config, logits: np.ndarray, records: Sequence[Record], names: Sequence[str], notes: list[str]
+) -> Comparison:
+    """Compare the class of each text. A note lists the labels that the model does not have."""
+    classes = class_names(config)
+    found = [make_prediction(config, row, top=1).label for row in logits]  # type: ignore[union-attr]
+    predictions = [OUT_OF_SCOPE if label is None else label for label in found]
+    targets = [str(record.fields["label"]) for record in records]
+    unknown = sorted(set(targets) - set(classes))
+    if len(unknown) == len(set(targets)) and not config.head.threshold:
+        raise UsageError(
+            f"none of the labels is a class of this model: the labels are {format_names(unknown)}, but the classes "
+            f"are {format_names(classes)}; is this the right column? Choose another with --columns label=COLUMN"
+        )
+    if unknown and config.head.threshold:
+        notes.append(f"out of scope, because the model does not have these labels: {format_names(unknown)}")
+        targets = [label if label in classes else OUT_OF_SCOPE for label in targets]
+    elif unknown:
+        notes.append(f"labels that the model does not have, counted as wrong: {format_names(unknown)}")
+    scores = scope_scores(predictions, targets)
+    scores |= {name: getattr(metrics, name)(predictions, targets) for name in names if name not in scores}
+    counts = metrics.label_counts(predictions, targets)
+    return Comparison(
+        predictions, targets, scores, metrics.make_class_report(counts, zip(predictions, targets, strict=True))
+    )
 
 
 def scope_scores(predictions: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
@@ -253,7 +280,7 @@ def compute_mean_logits(
 def check_second_texts(config: Config, records: Sequence[Record]) -> None:
     """Raise an error if a model that was trained on pairs of texts would be evaluated on single texts."""
     if config.reads_pairs and records and not any("second" in record.fields for record in records):
-        target = "score" if config.head.outputs == 1 and not config.head.multi_label else "label"
+        target = "score" if config.head.is_regression else "label"
         columns = " ".join(f"--columns {name}=COLUMN" for name in ("text", "second", target))
         raise UsageError(
             f"{records[0].location}: there is one text, but this model was trained on pairs of texts; choose the "
