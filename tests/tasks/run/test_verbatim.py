@@ -153,6 +153,8 @@ def test_letters_of_every_script_are_read(kind: str) -> None:
         ("Where is Tom? 😀", "Où est Tom ? 😀"),
         ("12", "12"),
         ("...", "..."),
+        ("Hi Tom,\n\nThank you very much,\nTom", "Salut Tom,\n\nMerci beaucoup,\nTom"),
+        ("Here is what I need:\n- The cat.", "Voici ce dont j'ai besoin:\n- Le chat."),
     ],
 )
 def test_the_translator_in_the_box_copies_what_it_cannot_know(text: str, translation: str) -> None:

@@ -15,9 +15,10 @@ from qkv.errors import UsageError
 from qkv.progress import OnProgress
 from qkv.tasks.results import GeneratedText, WordLink
 from qkv.tasks.run.align import align_words
+from qkv.tasks.run.capitals import lower_capitals, write_capitals
 from qkv.tasks.run.generate import generate_batched, limit_new_tokens, make_generation_options, prompt_ids
 from qkv.tasks.run.long_texts import check_too_long, describe_choices
-from qkv.tasks.run.verbatim import CleanSource, inner_span, leave_out_copied, symbol_check
+from qkv.tasks.run.verbatim import CleanSource, inner_span, leave_out_copied, symbol_check, without_clause_mark
 from qkv.tasks.task import TextModel, check_flag, check_top
 from qkv.text.sentences import CharSpan, fit_spans, split_sentences, split_to_fit
 
@@ -36,6 +37,7 @@ class Part:
     source: str
     span: CharSpan
     clean: CleanSource | None = None  # if texts may be copied
+    is_in_capitals: bool = False  # and read in lower case
     prefix: str = ""
     result: GeneratedText | None = None
 
@@ -56,8 +58,8 @@ def translate(
     """Translate each text, sentence by sentence, or in one piece if `sentences` is false.
 
     By default, a text that fits is read in one piece if the model was trained on other texts than sentences. Sentence
-    by sentence, URLs, list markers, and symbols that the tokenizer never saw are copied as they are. A sentence that is
-    too long for the model is split after a clause or a word.
+    by sentence, URLs, list markers, and symbols that the tokenizer never saw are copied as they are, and a sentence in
+    capital letters is read in lower case. A sentence that is too long for the model is split after a clause or a word.
 
     `top` above 1 adds the other hypotheses of a beam search with at least that many beams; if there are several
     sentences, to each result in `.parts`. `align` adds the source word of each word. `prefix` is how the first
@@ -76,10 +78,16 @@ def translate(
         if not (sentences or (sentences is None and (reads_sentences or not fits(text)))):
             return [Part(text[start:end], (start, end)) for start, end in whole_span(text)]
         spans = [inner_span(text, span) for span in split_sentences(text)]
+        if model.config.reads_sentences:  # all sentences that it knows are complete, so it would complete a clause
+            spans = [without_clause_mark(text, span) for span in spans]
         spans = [part for span in spans for part in split_to_fit(text, span, fits)]
         cleaned = [(leave_out_copied(text[start:end], is_unseen), (start, end)) for start, end in spans]
         has_letters = [any(map(str.isalpha, clean.text)) for clean, _ in cleaned]  # a part without letters is copied
-        return [Part(clean.text, span, clean) for (clean, span), keep in zip(cleaned, has_letters, strict=True) if keep]
+        kept = [one for one, keep in zip(cleaned, has_letters, strict=True) if keep]
+        read = [lower_capitals(clean.text, model.tokenizer) for clean, _ in kept]
+        return [
+            Part(source, span, clean, source != clean.text) for source, (clean, span) in zip(read, kept, strict=True)
+        ]
 
     parts = [split(text) for text in texts]
     for several in parts:
@@ -105,7 +113,7 @@ def finish_part(model: TextModel, part: Part, prompt: str, align: bool) -> None:
         return part.clean.insert_copies(result, lambda one: find_links(one.text, tuple(one.ids)))
 
     assert part.result is not None
-    result = part.result
+    result = write_capitals(part.result) if part.is_in_capitals else part.result
     if align:
         result = replace(result, alignment=find_links(result.text, tuple(result.ids)))
     part.result = replace(complete(result), alternatives=[complete(other) for other in result.alternatives])

@@ -13,7 +13,7 @@ from unicodedata import category
 
 from qkv.tasks.results import GeneratedText, WordLink
 from qkv.text import Tokenizer
-from qkv.text.sentences import MONTHS, OPENING_MARKS, CharSpan
+from qkv.text.sentences import MONTHS, OPENING_MARKS, CharSpan, strip_span
 from qkv.text.words import split_words
 
 URL = re.compile(r"(?<!\w)(?:https?://|www\.\w)[^\s<>\"]*[^\s<>\"'.,;:!?)\]»”…]", re.IGNORECASE)
@@ -23,6 +23,7 @@ PAIRED_MARKS = {"(": ")", "[": "]", '"': '"', "'": "'", "“": "”", "«": "»"
 QUOTED = re.compile(r'["“„«][^"“”„«»]*["”“»]')
 PLAIN_FORMS = dict.fromkeys("“”„‟", '"') | dict.fromkeys("‘’‚", "'") | dict.fromkeys("‐‑–", "-") | {"—": ","}
 DASHES = "–—"
+CLAUSE_MARKS = (",", ":", ";")
 MIN_SYMBOL_BYTES = 3  # in UTF-8; the usual signs of European languages have fewer
 NUM_BYTES = 256
 MAX_SPECIAL_TOKENS = 32
@@ -64,6 +65,16 @@ def inner_span(text: str, span: CharSpan) -> CharSpan:
     elif bullet := BULLET.match(text, start, end):
         start = bullet.end()
     return (start + 1, end - 1) if QUOTED.fullmatch(text, start, end) else (start, end)
+
+
+def without_clause_mark(text: str, span: CharSpan) -> CharSpan:
+    """The span without the comma, colon or semicolon at its end, as in "Dear Tom,".
+
+    >>> without_clause_mark("Dear Tom,", (0, 9)), without_clause_mark("Yes.", (0, 4))
+    ((0, 8), (0, 4))
+    """
+    start, end = span
+    return strip_span(text, (start, end - 1)) if text[start:end].endswith(CLAUSE_MARKS) else span
 
 
 @dataclass(frozen=True)
