@@ -363,12 +363,13 @@ import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from search_models import make_embedder
-from qkv.search import build, Index
-write = build._write_vectors
+from qkv.search.build import DataWriter
+from qkv.search import Index
+write = DataWriter.write_vectors
 def kill(*arguments):
     write(*arguments)
     os._exit(9)
-build._write_vectors = kill
+DataWriter.write_vectors = kill
 Index.build(sys.argv[2], model=make_embedder(), out=sys.argv[3], max_tokens=12)
 """
 

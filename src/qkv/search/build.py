@@ -1,7 +1,7 @@
 """Build or update an index: read the files, split them into passages, embed the passages that are new."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from itertools import accumulate
@@ -30,17 +30,17 @@ from qkv.search.passages import Passage, decode_source, find_files, read_source,
 from qkv.text.bm25 import InvertedIndexBuilder
 
 
-@dataclass
+@dataclass(frozen=True)
 class BuildReport:
     """What a build did."""
 
-    files: int = 0  # in the index now
-    passages: int = 0
-    embedded_files: int = 0  # new and changed files
-    embedded_passages: int = 0
-    removed_files: int = 0  # names that were in the index before and are not in it now
-    skipped: dict[str, str] = field(default_factory=dict)  # files that are not in the index, and why
-    notes: list[str] = field(default_factory=list)
+    files: int  # in the index now
+    passages: int
+    embedded_files: int  # new and changed files
+    embedded_passages: int
+    removed_files: int  # names that were in the index before and are not in it now
+    skipped: dict[str, str]  # files that are not in the index, and why
+    notes: list[str]
 
 
 class OldIndex:
@@ -57,13 +57,108 @@ class OldIndex:
             for file, start in zip(self.manifest["files"], starts, strict=False)
         }
 
-    def passages(self, checksum: str) -> list[Passage]:
-        """The passages of a file."""
+    def passages(self, first: int, last: int) -> list[Passage]:
+        """The passages with these numbers."""
         starts, lines = self.arrays["text_starts"], self.arrays["lines"]
         return [
             Passage(bytes(self.arrays["texts"][starts[i] : starts[i + 1]]).decode(), int(lines[i, 0]), int(lines[i, 1]))
-            for i in range(*self.ranges[checksum])
+            for i in range(first, last)
         ]
+
+
+@dataclass(frozen=True)
+class IndexedFile:
+    """A file of the new index."""
+
+    name: str
+    checksum: str
+    num_passages: int
+    old_range: tuple[int, int] | None  # the numbers of its passages in the old index, if it is unchanged
+
+
+class DataWriter:
+    """Writes the data folder of an index: passages, their words and vectors."""
+
+    def __init__(self, data: Path, embedder: Embedder, old: OldIndex | None, progress: OnStage | None) -> None:
+        self.data, self.embedder, self.old = data, embedder, old
+        self.progress: OnStage = progress or (lambda stage, done, total: None)
+        self.files: list[IndexedFile] = []
+        self.skipped: dict[str, str] = {}  # files without text, and why
+        self.lines: list[tuple[int, int]] = []  # the first and last line of each passage
+        self.text_starts = [0]
+
+    def write_passages(self, root: Path, names: Sequence[str], max_tokens: int, may_be_picture: bool) -> None:
+        """Split the files into passages of at most `max_tokens` tokens, and write their text, lines and words."""
+        words = InvertedIndexBuilder()
+        with (self.data / TEXTS_FILE).open("wb") as texts:
+            for number, name in enumerate(names):
+                try:
+                    name.encode()
+                    content = read_source(root / name, may_be_picture=may_be_picture)
+                    file, passages = self._split_file(name, content, max_tokens)
+                except (QkvError, UnicodeEncodeError) as error:
+                    reason = str(error) if isinstance(error, QkvError) else "its name is not UTF-8"
+                    self.skipped[name.encode(errors="replace").decode()] = reason
+                    continue
+                self.files.append(file)
+                for passage in passages:
+                    encoded = passage.text.encode()
+                    texts.write(encoded)
+                    self.text_starts.append(self.text_starts[-1] + len(encoded))
+                    self.lines.append((passage.first_line, passage.last_line))
+                    words.add(passage.text)
+                self.progress("reading", number + 1, len(names))
+        if not self.lines:
+            return
+        arrays = words.arrays() | {
+            "text_starts": np.array(self.text_starts, np.int64),
+            "lines": np.array(self.lines, np.int32),
+        }
+        for array_name, array in arrays.items():
+            np.save(self.data / f"{array_name}.npy", array, allow_pickle=False)
+
+    def _split_file(self, name: str, content: bytes, max_tokens: int) -> tuple[IndexedFile, list[Passage]]:
+        """The passages of a file; those of the old index if it has a file with the same content."""
+        checksum = sha256(content).hexdigest()
+        old_range = None if self.old is None else self.old.ranges.get(checksum)
+        if self.old is not None and old_range is not None:
+            passages = self.old.passages(*old_range)
+        else:
+            passages = split_passages(decode_source(content), self.embedder.count_tokens, max_tokens)
+        return IndexedFile(name, checksum, len(passages), old_range), passages
+
+    def write_vectors(self, dtype: str) -> None:
+        """Write the vectors of all passages: copy those of unchanged files, and embed the others."""
+        shape = (len(self.lines), len(self.embedder.probe))
+        vectors = np.lib.format.open_memmap(self.data / VECTORS_FILE, "w+", np.dtype(dtype), shape)
+        pending: list[int] = []
+        first = 0
+        for file in self.files:
+            last = first + file.num_passages
+            if self.old is None or file.old_range is None:
+                pending += range(first, last)
+            else:
+                vectors[first:last] = self.old.arrays["vectors"][slice(*file.old_range)]
+            first = last
+        texts, starts = np.memmap(self.data / TEXTS_FILE, np.uint8, "r"), self.text_starts
+        size = BATCHES_PER_CHUNK * self.embedder.batch_size
+        for done in range(0, len(pending), size):
+            self.progress("embedding", done, len(pending))
+            chunk = pending[done : done + size]
+            vectors[chunk] = self.embedder.embed([bytes(texts[starts[i] : starts[i + 1]]).decode() for i in chunk])
+        if pending:
+            self.progress("embedding", len(pending), len(pending))
+        vectors.flush()
+
+    def write_candidates(self) -> list[str]:
+        """Write the inverted file of the vectors, if there are many. Returns a note if faiss is not installed."""
+        vectors = np.load(self.data / VECTORS_FILE, mmap_mode="r", allow_pickle=False)
+        if len(vectors) <= approximate.MAX_EXACT_VECTORS:
+            return []
+        if not approximate.has_faiss():
+            return [approximate.exact_search_note(len(vectors))]
+        approximate.write_candidates(self.data / CANDIDATES_FILE, vectors, partial(self.progress, "clustering"))
+        return []
 
 
 def build_index(
@@ -86,9 +181,7 @@ def build_index(
     folder = to_path(folder)
     passage_tokens = embedder.passage_tokens(max_tokens)
     root, names = find_files(source, excluded=folder)
-    is_file = to_path(source).is_file()
     settings: dict[str, Any] = {"max_tokens": max_tokens, "dtype": dtype, "pooling": embedder.pooling}
-    report = BuildReport()
     with lock_for_writing(folder):
         old = OldIndex(folder) if (folder / MANIFEST_FILE).exists() and not rebuild else None
         if old is not None:
@@ -98,102 +191,31 @@ def build_index(
             if {name: old.manifest[name] for name in settings} != settings:
                 old.ranges = {}
         with write_data(folder) as (data, manifest):
-            words = InvertedIndexBuilder()
-            files: list[dict[str, Any]] = []
-            reused: list[tuple[int, int] | None] = []  # the old passages of each file, if it is unchanged
-            lines, text_starts = [], [0]
-            with (data / TEXTS_FILE).open("wb") as texts:
-                for number, name in enumerate(names):
-                    try:
-                        name.encode()
-                        content = read_source(root / name, may_be_picture=is_file)
-                        checksum = sha256(content).hexdigest()
-                        known = old.ranges.get(checksum) if old is not None else None
-                        if old is not None and known is not None:
-                            passages = old.passages(checksum)
-                        else:
-                            passages = split_passages(decode_source(content), embedder.count_tokens, passage_tokens)
-                    except (QkvError, UnicodeEncodeError) as error:
-                        reason = str(error) if isinstance(error, QkvError) else "its name is not UTF-8"
-                        report.skipped[name.encode(errors="replace").decode()] = reason
-                        continue
-                    files.append({"name": name, "sha256": checksum, "passages": len(passages)})
-                    reused.append(known)
-                    for passage in passages:
-                        encoded = passage.text.encode()
-                        texts.write(encoded)
-                        text_starts.append(text_starts[-1] + len(encoded))
-                        lines.append((passage.first_line, passage.last_line))
-                        words.add(passage.text)
-                    if progress is not None:
-                        progress("reading", number + 1, len(names))
-            if not lines:
-                why = "".join(f"; {name}: {reason}" for name, reason in list(report.skipped.items())[:1])
+            writer = DataWriter(data, embedder, old, progress)
+            writer.write_passages(root, names, passage_tokens, may_be_picture=to_path(source).is_file())
+            if not writer.lines:
+                why = "".join(f"; {name}: {reason}" for name, reason in list(writer.skipped.items())[:1])
                 raise QkvError(f"{source}: no text found in {len(names):,} files{why}; give a folder with text files")
-            arrays = words.arrays() | {
-                "text_starts": np.array(text_starts, np.int64),
-                "lines": np.array(lines, np.int32),
-            }
-            for array_name, array in arrays.items():
-                np.save(data / f"{array_name}.npy", array, allow_pickle=False)
-            counts = [file["passages"] for file in files]
-            _write_vectors(data, embedder, counts, reused, old, dtype, text_starts, progress)
-            report.notes += _write_candidates(data, progress)
+            writer.write_vectors(dtype)
+            notes = writer.write_candidates()
+            files = writer.files
             manifest |= settings | {
                 "source": _absolute_source(source),
                 "root": str(root),
                 "model": embedder.name or (old.manifest["model"] if old is not None else ""),
                 "probe": embedder.probe.tolist(),
-                "files": files,
+                "files": [{"name": one.name, "sha256": one.checksum, "passages": one.num_passages} for one in files],
             }
-    report.files, report.passages = len(files), len(lines)
-    fresh = [count for count, known in zip(counts, reused, strict=True) if known is None]
-    report.embedded_files, report.embedded_passages = len(fresh), sum(fresh)
-    report.removed_files = len(old.names - {file["name"] for file in files}) if old is not None else 0
-    return report
-
-
-def _write_vectors(
-    data: Path,
-    embedder: Embedder,
-    counts: list[int],
-    reused: list[tuple[int, int] | None],
-    old: OldIndex | None,
-    dtype: str,
-    text_starts: list[int],
-    progress: OnStage | None,
-) -> None:
-    """Write the vectors of all passages: copy those of unchanged files, and embed the others."""
-    shape = (sum(counts), len(embedder.probe))
-    vectors = np.lib.format.open_memmap(data / VECTORS_FILE, "w+", np.dtype(dtype), shape)
-    pending: list[int] = []
-    for first, count, known in zip(accumulate([0, *counts]), counts, reused, strict=False):
-        if known is None or old is None:
-            pending += range(first, first + count)
-        else:
-            vectors[first : first + count] = old.arrays["vectors"][known[0] : known[1]]
-    texts = np.memmap(data / TEXTS_FILE, np.uint8, "r")
-    done = 0
-    if progress is not None and pending:
-        progress("embedding", 0, len(pending))
-    for chunk in _chunks(pending, BATCHES_PER_CHUNK * embedder.batch_size):
-        vectors[chunk] = embedder.embed([bytes(texts[text_starts[i] : text_starts[i + 1]]).decode() for i in chunk])
-        done += len(chunk)
-        if progress is not None:
-            progress("embedding", done, len(pending))
-    vectors.flush()
-
-
-def _write_candidates(data: Path, progress: OnStage | None) -> list[str]:
-    """Write the inverted file of the vectors, if there are many. Returns a note if faiss is not installed."""
-    vectors = np.load(data / VECTORS_FILE, mmap_mode="r", allow_pickle=False)
-    if len(vectors) <= approximate.MAX_EXACT_VECTORS:
-        return []
-    if not approximate.has_faiss():
-        return [approximate.exact_search_note(len(vectors))]
-    stage = partial(progress, "clustering") if progress is not None else None
-    approximate.write_candidates(data / CANDIDATES_FILE, vectors, stage)
-    return []
+    embedded = [one.num_passages for one in files if one.old_range is None]
+    return BuildReport(
+        files=len(files),
+        passages=len(writer.lines),
+        embedded_files=len(embedded),
+        embedded_passages=sum(embedded),
+        removed_files=len(old.names - {one.name for one in files}) if old is not None else 0,
+        skipped=writer.skipped,
+        notes=notes,
+    )
 
 
 def _absolute_source(source: str | Path) -> str:
@@ -207,8 +229,3 @@ def _check_source(old: str, source: str | Path, folder: Path) -> None:
             f"{folder}: this is the index of {old}, not of {source}; choose another folder for the index, or add "
             "--rebuild to replace it"
         )
-
-
-def _chunks(numbers: list[int], size: int) -> Iterator[list[int]]:
-    for start in range(0, len(numbers), size):
-        yield numbers[start : start + size]
