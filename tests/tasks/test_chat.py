@@ -198,58 +198,85 @@ def test_control_tokens_need_special(folder: Path, monkeypatch: pytest.MonkeyPat
     assert seen == [3, 4]
 
 
-def test_ctrl_c_stops_an_answer_and_not_the_program(folder: Path) -> None:
+class Terminal:
+    """`qkv chat` at a terminal, with a model that answers at once, except to "long"."""
+
     program = (
-        "import time, qkv.cli, qkv.tasks.chat.conversation as c\n"
+        "import sys, time, qkv.cli, qkv.tasks.chat.conversation as c\n"
         "def reply(self, messages, on_text, **options):\n"
         "    on_text(f'begin{len(messages)} ')\n"
-        "    while messages[-1]['content'] == 'long': time.sleep(0.05)\n"
-        "    return c.ChatReply('done', 'end', [], 0.0, [*messages, {'role': 'assistant', 'content': 'done'}])\n"
+        "    asked = messages[-1]['content']\n"
+        "    while asked == 'long': time.sleep(0.05)\n"
+        "    if asked == 'wrong': raise qkv.QkvError('the template fails')\n"
+        "    on_text('\\033[31m' + repr(asked))\n"
+        "    history = [*messages, {'role': 'assistant', 'content': 'done'}]\n"
+        "    return c.ChatReply('done', 'length' if asked == 'cut' else 'end', [7], 0.0, history)\n"
         "c.Chat.reply = reply\n"
-        f"raise SystemExit(qkv.cli.run_command(['chat', {str(folder)!r}]))\n"
+        "raise SystemExit(qkv.cli.run_command(['chat', sys.argv[1], '--max-tokens', '1']))\n"
     )
-    parent, child = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=child, stdout=child, stderr=child, start_new_session=True
-    )
-    os.close(child)
 
-    printed = ""
+    def __init__(self, folder: Path) -> None:
+        self.terminal, child = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", self.program, str(folder)],
+            stdin=child,
+            stdout=child,
+            stderr=child,
+            start_new_session=True,
+            env={**os.environ, "TERM": "xterm"},
+        )
+        os.close(child)
+        self.printed = ""
 
-    def expect(words: str) -> None:
+    def __enter__(self) -> "Terminal":
+        self.expect("> ")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.terminal)
+
+    def type(self, text: str, *answer: str) -> None:
+        """Type a text, and wait for an answer and the next prompt."""
+        os.write(self.terminal, text.encode())
+        for words in answer or ("> ",):
+            self.expect(words)
+
+    def expect(self, words: str) -> None:
         """Wait until the program has printed the words, and forget its output up to them."""
-        nonlocal printed
         deadline = time.monotonic() + 90
-        while words not in printed:
-            if time.monotonic() > deadline or not select.select([parent], [], [], 90)[0]:
-                raise AssertionError(f"no {words!r} in {printed!r}")
-            printed += os.read(parent, 4096).decode()
-        printed = printed.partition(words)[2]
+        while words not in self.printed:
+            if time.monotonic() > deadline or not select.select([self.terminal], [], [], 90)[0]:
+                raise AssertionError(f"no {words!r} in {self.printed!r}")
+            self.printed += os.read(self.terminal, 4096).decode()
+        self.printed = self.printed.partition(words)[2]
 
-    try:
-        expect("> ")
-        os.write(parent, b"/help\n")
-        expect("/reset")
-        expect("> ")
-        os.write(parent, b"long\n")
-        expect("begin1 ")
-        process.send_signal(signal.SIGINT)
-        expect("[stopped]")
-        expect("> ")
-        os.write(parent, b"short\n")
-        expect("begin3 ")  # the stopped answer is part of the chat
-        expect("> ")
-        os.write(parent, b"/system Kind.\n")
-        expect("> ")
-        os.write(parent, b"short\n")
-        expect("begin2 ")
-        expect("> ")
-        os.write(parent, b"\x04")
-        assert process.wait(timeout=120) == 0
-    finally:
-        process.kill()
-        process.wait()
-        os.close(parent)
+
+def test_ctrl_c_stops_an_answer_and_not_the_program(folder: Path) -> None:
+    with Terminal(folder) as terminal:
+        terminal.type("/help\n", "/reset", "> ")
+        terminal.type("long\n", "begin1 ")
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.expect("[stopped]")
+        terminal.expect("> ")
+        terminal.type("short\n", "begin3 ", "> ")  # the stopped answer is part of the chat
+        terminal.type("/system Kind.\n", "> ")
+        terminal.type("short\n", "begin2 ", "> ")
+        os.write(terminal.terminal, b"\x04")
+        assert terminal.process.wait(timeout=120) == 0
+
+
+def test_messages_at_a_terminal(folder: Path) -> None:
+    readline = pytest.importorskip("readline")
+    if "libedit" in (readline.__doc__ or ""):
+        pytest.skip("libedit has no bracketed paste")
+    with Terminal(folder) as terminal:
+        # A paste of several lines is one message, and control characters of an answer have no effect.
+        terminal.type("\x1b[200~// one\n/help\x1b[201~\n", "begin1 ␛[31m'// one\\n/help'", "> ")
+        terminal.type("/etc/hosts?\n", "begin3 ␛[31m'/etc/hosts?'", "> ")
+        terminal.type("wrong\n", "begin5 ", "qkv: the template fails", "> ")
+        terminal.type("cut\n", "begin5 ", "[the answer was cut: --max-tokens is 1]", "> ")
 
 
 def test_commands_say_what_they_did(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

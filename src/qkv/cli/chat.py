@@ -1,6 +1,7 @@
 """`qkv chat`: chat with a model at a terminal, or with the lines of stdin as messages."""
 
 import json as json_format
+import re
 import shlex
 import sys
 from contextlib import suppress
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from qkv.tasks.chat.conversation import Chat
 
 PROMPT = "> "
+COMMAND = re.compile(r"\s*/\w*(\s|$)")  # not a path, nor a comment of a program
 HELP = """/reset          forget the chat; the system prompt stays
 /reset all      forget the chat and the system prompt
 /system         show the system prompt
@@ -119,7 +121,9 @@ class ChatSession:
     def run_at_terminal(self) -> None:
         """Read messages and commands from the terminal until Ctrl-D."""
         with suppress(ImportError):
-            import readline  # noqa: F401 - gives input() line editing and a history
+            import readline  # gives input() line editing and a history
+
+            readline.parse_and_bind("set enable-bracketed-paste on")  # a paste of several lines is one message
         print("Type a message; /help lists the commands; Ctrl-D ends.", file=sys.stderr)
         while True:
             try:
@@ -130,7 +134,7 @@ class ChatSession:
             except KeyboardInterrupt:  # Ctrl-C discards the line
                 print()
                 continue
-            if line.lstrip().startswith("/"):
+            if COMMAND.match(line):
                 self.run_command(line)
             elif line.strip():
                 self.answer(line)
@@ -156,12 +160,14 @@ class ChatSession:
 
     def answer(self, text: str) -> None:
         """Print the answer to a message while it is generated, and keep both."""
+        from qkv.render.formatting import escape_controls
+
         asked, parts = [*self.messages, {"role": "user", "content": text}], []
 
         def on_text(part: str) -> None:
             parts.append(part)
             if not self.json:
-                print(part, end="", flush=True)
+                print(escape_controls(part, keep="\n\t") if sys.stdout.isatty() else part, end="", flush=True)
 
         try:
             reply = self.chat.reply(asked, on_text=on_text, **self.options)
@@ -171,7 +177,7 @@ class ChatSession:
             print(" [stopped]", flush=True)
             self.messages = [*asked, {"role": "assistant", "content": "".join(parts)}]
             return
-        except UsageError as error:  # a message that is too long: the chat goes on without it
+        except QkvError as error:  # such as a message that is too long: the chat continues without it
             if not sys.stdin.isatty():
                 raise
             print(f"qkv: {error}", file=sys.stderr)
@@ -182,3 +188,7 @@ class ChatSession:
             print(json_format.dumps(values, ensure_ascii=False, allow_nan=False), flush=True)
         else:
             print(flush=True)
+            if reply.finish_reason == "length" and sys.stdin.isatty():
+                is_full = len(reply.ids) < self.options["max_tokens"]
+                limit = "the model's context is full" if is_full else f"--max-tokens is {len(reply.ids)}"
+                print(f"[the answer was cut: {limit}]", file=sys.stderr)
