@@ -84,7 +84,7 @@ class AnswerJudge(Judge):
         """The answers and their probabilities."""
         questions = [Record({**one.fields, "answers": [], "starts": []}, one.location) for one in records]
         ignored = Problems(max_invalid_fraction=1)
-        answers = find_answers(model, questions, self.allows_none, BATCH_SIZE, None, ignored)
+        answers = find_answers(model, questions, no_answer=self.allows_none, batch_size=BATCH_SIZE, problems=ignored)
         return [(one.text, one.probability) for one in answers]
 
     def measure(self, predicted: Sequence[str], expected: Sequence[Sequence[str]]) -> float:

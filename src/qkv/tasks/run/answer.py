@@ -2,10 +2,12 @@
 
 A passage that is too long for the model is read in overlapping windows, and the best span of all windows is the answer.
 As in training, the logits of a window's first position stand for "no answer": a span must have a higher sum of logits.
+
+B batch, T sequence length, S spans of a window
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,7 +64,9 @@ def run(
         for number, (question, passage) in enumerate(texts)
     ]
     problems = Problems(max_invalid_fraction=0)
-    return find_answers(model, records, no_answer, batch_size, progress, problems, top)
+    return find_answers(
+        model, records, no_answer=no_answer, batch_size=batch_size, problems=problems, progress=progress, top=top
+    )
 
 
 def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
@@ -81,8 +85,15 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
         no_answer = any(not record.fields["answers"] for record in records)
     problems = Problems(max_invalid_fraction=1)
     questions = [Record({**record.fields, "answers": [], "starts": []}, record.location) for record in records]
-    progress = options.progress
-    answers = find_answers(model, questions, no_answer, options.batch_size, progress, problems, notes=notes)
+    answers = find_answers(
+        model,
+        questions,
+        no_answer=no_answer,
+        batch_size=options.batch_size,
+        problems=problems,
+        progress=options.progress,
+        notes=notes,
+    )
     if problems.num_invalid:
         notes.append(f"{problems.num_invalid:,} questions could not be encoded, and count as having no answer")
     predictions = [answer.text for answer in answers]
@@ -117,77 +128,28 @@ def answer_scores(predictions: Sequence[str], references: Sequence[Sequence[str]
     }
 
 
-def find_answers(
-    model: TextModel,
-    records: Sequence[Record],
-    no_answer: bool,
-    batch_size: int,
-    progress: OnProgress | None,
-    problems: Problems,
-    top: int = 1,
-    notes: list[str] | None = None,
-) -> list[Answer]:
-    """An answer for each record, in order; an empty one for a passage without tokens.
+@dataclass
+class SpanScores:
+    """The windows of all passages, with their best spans and the logits of these spans."""
 
-    The probability of a span is the softmax over all spans of all windows, and over "no answer" if it is allowed.
-    `notes` count the passages that are read in windows, and the questions that are truncated.
-    """
-    network, tokenizer, config = model.network, model.tokenizer, model.config
-    if config.head.outputs != 2:
-        raise QkvError(
-            f"this model's head has {config.head.outputs} outputs, but a span needs 2, for its start and its end; use "
-            "a model that was trained for question answering"
-        )
-    answers = [Answer("", -1, -1, 0.0) for _ in records]
-    encoded: dict[int, Any] = {}
-    for number, example in enumerate(EncodeAnswer(tokenizer)(list(records))):
-        if isinstance(example, Exception):
-            problems.num_seen += 1
-            problems.skip("not encodable", records[number].location, str(example))
-        elif example["context"]:
-            encoded[number] = example
-    if not encoded:
-        return answers
-    max_length = max_sequence_length(config)
-    objective = QuestionAnswering(
-        InMemoryExamples(encoded.values()),
-        tokenizer,
-        max_length=max_length,
-        max_question_length=min(MAX_QUESTION_TOKENS, max_length // 4),
-        overlap=min(WINDOW_OVERLAP_TOKENS, max_length // 4),
-        too_long="truncate",
-    )
-    tally = objective.tally
-    if notes is not None and tally.split:
-        notes.append(f"{tally.split:,} passages were read in windows of {max_length:,} tokens")
-    if notes is not None and tally.truncated:
-        notes.append(f"{tally.truncated:,} questions were truncated to {objective.max_question_length} tokens")
-    windows = np.arange(objective.num_examples(EpochRng(0)))
-    examples = objective.build(windows, EpochRng(0))
-    owner, question, _, length = objective.locate(windows)
-    first = objective.passage_start(question)
-    batched = ExampleBatches(network, examples, objective.pad_token_id)
-    num_kept = MAX_OVERLAPPING * top
-    spans: list[np.ndarray] = [np.zeros((0, 2), np.int64)] * len(windows)  # the best spans of each window
-    sums: list[np.ndarray] = [np.zeros(0)] * len(windows)  # their sums of logits
-    totals, none_logits = np.zeros(len(windows)), np.zeros(len(windows))
-    with eval_mode(network):
-        for chosen in batches(examples.lengths, batch_size, progress):
-            x, _ = batched.hidden(chosen)
-            logits = at_least_float32(network.head.project(x)).cpu().double().numpy()  # (B, T, 2)
-            for row, i in enumerate(chosen):
-                passage = logits[row, first[i] : first[i] + length[i]]
-                spans[i], sums[i], totals[i] = best_spans(passage[:, 0], passage[:, 1], num_kept)
-                spans[i] += first[i]
-                none_logits[i] = logits[row, 0].sum()
-    for index, number in enumerate(encoded):
-        own = np.arange(*np.searchsorted(owner, [index, index + 1]))  # the windows of this passage
-        none = float(none_logits[own].min())
-        total = float(np.logaddexp.reduce([*totals[own], *([none] if no_answer else [])]))
-        repeated = np.repeat(own, [len(sums[i]) for i in own])
-        values = np.concatenate([sums[i] for i in own])
-        _, characters = objective.character_spans(repeated, np.concatenate([spans[i] for i in own]))
-        context = records[number].fields["context"]
+    objective: QuestionAnswering
+    owner: np.ndarray  # the passage of each window
+    spans: list[np.ndarray]  # (S, 2) for each window: the first and last token of its best spans
+    sums: list[np.ndarray]  # (S,) for each window: the sums of their logits
+    totals: np.ndarray  # for each window, the log of the sum of exp over all its spans
+    none_logits: np.ndarray  # for each window, the sum of the logits of "no answer"
+
+    def list_answers(self, passage: int, context: str, no_answer: bool, top: int) -> list[Answer]:
+        """The `top` best answers in a passage, which do not overlap, and "no answer" if it is allowed; the best first.
+
+        The probability of a span is the softmax over all spans of all windows, and over "no answer" if it is allowed.
+        """
+        own = np.arange(*np.searchsorted(self.owner, [passage, passage + 1]))  # the windows of this passage
+        none = float(self.none_logits[own].min())
+        total = float(np.logaddexp.reduce([*self.totals[own], *([none] if no_answer else [])]))
+        repeated = np.repeat(own, [len(self.sums[i]) for i in own])
+        values = np.concatenate([self.sums[i] for i in own])
+        _, characters = self.objective.character_spans(repeated, np.concatenate([self.spans[i] for i in own]))
         found: list[Answer] = []
         for best in (-values).argsort(kind="stable"):
             if len(found) == top:
@@ -198,9 +160,88 @@ def find_answers(
                 found.append(answer)
         if no_answer:
             found.append(Answer("", -1, -1, 0.0, float(np.exp(none - total)), context=context))
-        found.sort(key=lambda answer: -answer.score)  # a stable sort: "no answer" is the last of equal scores
+        return sorted(found, key=lambda answer: -answer.score)  # stable: "no answer" is the last of equal scores
+
+
+def find_answers(
+    model: TextModel,
+    records: Sequence[Record],
+    *,
+    no_answer: bool,
+    batch_size: int,
+    problems: Problems,
+    progress: OnProgress | None = None,
+    top: int = 1,
+    notes: list[str] | None = None,
+) -> list[Answer]:
+    """An answer for each record, in order; an empty one for a passage without tokens.
+
+    `notes` count the passages that are read in windows, and the questions that are truncated.
+    """
+    if model.config.head.outputs != 2:
+        raise QkvError(
+            f"this model's head has {model.config.head.outputs} outputs, but a span needs 2, for its start and its "
+            "end; use a model that was trained for question answering"
+        )
+    answers = [Answer("", -1, -1, 0.0) for _ in records]
+    encoded: dict[int, Any] = {}
+    for number, example in enumerate(EncodeAnswer(model.tokenizer)(list(records))):
+        if isinstance(example, Exception):
+            problems.num_seen += 1
+            problems.skip("not encodable", records[number].location, str(example))
+        elif example["context"]:
+            encoded[number] = example
+    if not encoded:
+        return answers
+    objective = split_into_windows(model, InMemoryExamples(encoded.values()), [] if notes is None else notes)
+    scores = score_spans(model, objective, MAX_OVERLAPPING * top, batch_size, progress)
+    for passage, number in enumerate(encoded):
+        found = scores.list_answers(passage, records[number].fields["context"], no_answer, top)
         answers[number] = replace(found[0], alternatives=found[1:top]) if found else answers[number]
     return answers
+
+
+def split_into_windows(model: TextModel, encoded: InMemoryExamples, notes: list[str]) -> QuestionAnswering:
+    """Questions with windows of their passages, laid out as in training. Adds notes on windows and truncation."""
+    max_length = max_sequence_length(model.config)
+    objective = QuestionAnswering(
+        encoded,
+        model.tokenizer,
+        max_length=max_length,
+        max_question_length=min(MAX_QUESTION_TOKENS, max_length // 4),
+        overlap=min(WINDOW_OVERLAP_TOKENS, max_length // 4),
+        too_long="truncate",
+    )
+    if objective.tally.split:
+        notes.append(f"{objective.tally.split:,} passages were read in windows of {max_length:,} tokens")
+    if objective.tally.truncated:
+        limit = objective.max_question_length
+        notes.append(f"{objective.tally.truncated:,} questions were truncated to {limit} tokens")
+    return objective
+
+
+def score_spans(
+    model: TextModel, objective: QuestionAnswering, num_kept: int, batch_size: int, progress: OnProgress | None
+) -> SpanScores:
+    """Run the model on all windows, and keep the best `num_kept` spans of each."""
+    windows = np.arange(objective.num_examples(EpochRng(0)))
+    examples = objective.build(windows, EpochRng(0))
+    owner, question, _, length = objective.locate(windows)
+    first = objective.passage_start(question)
+    batched = ExampleBatches(model.network, examples, objective.pad_token_id)
+    spans: list[np.ndarray] = [np.zeros((0, 2), np.int64)] * len(windows)
+    sums: list[np.ndarray] = [np.zeros(0)] * len(windows)
+    totals, none_logits = np.zeros(len(windows)), np.zeros(len(windows))
+    with eval_mode(model.network):
+        for chosen in batches(examples.lengths, batch_size, progress):
+            x, _ = batched.hidden(chosen)
+            logits = at_least_float32(model.network.head.project(x)).cpu().double().numpy()  # (B, T, 2)
+            for row, i in enumerate(chosen):
+                passage = logits[row, first[i] : first[i] + length[i]]
+                spans[i], sums[i], totals[i] = best_spans(passage[:, 0], passage[:, 1], num_kept)
+                spans[i] += first[i]
+                none_logits[i] = logits[row, 0].sum()
+    return SpanScores(objective, owner, spans, sums, totals, none_logits)
 
 
 def best_spans(
