@@ -353,6 +353,8 @@ def test_questions_and_contexts_are_paired() -> None:
         made.answer(["a", "b"], [PASSAGE])
     with pytest.raises(UsageError, match=r"m\.answer needs a passage"):
         made.answer("who?")
+    with pytest.raises(UsageError, match="context must be a text, or a list or an iterator of texts, got 3"):
+        made.answer("who?", 3)
 
 
 @pytest.mark.parametrize("max_positions", [64, 24])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from qkv.errors import UsageError, suggest_name
+from qkv.errors import UsageError, shorten, suggest_name
 from qkv.models import Config, Network
 from qkv.tasks.evaluate import TASKS, check_texts, find_task
 from qkv.tasks.evaluate import run as run_task
@@ -240,10 +240,9 @@ def map_texts(run: Callable[[Sequence[Any]], Sequence[Any]], texts: Any, batch_s
         if batch_size < 1:
             raise UsageError(f"batch_size = {batch_size}: a batch needs at least 1 text; raise it")
         return stream_batches(run, iter(texts), batch_size)
-    shown = repr(texts)
     raise UsageError(
         "texts must be a text, or a list or an iterator of texts (a pair of texts is a tuple), "
-        f"got {shown if len(shown) <= 60 else shown[:60] + '…'} ({type(texts).__name__})"
+        f"got {shorten(repr(texts), 60)} ({type(texts).__name__})"
     )
 
 
@@ -261,22 +260,18 @@ def pair_questions(question: Any, context: Any) -> Any:
         if isinstance(question, str):
             raise UsageError("m.answer needs a passage to find the answer in: m.answer(question, context)")
         return question
+    for name, side in (("question", question), ("context", context)):
+        if not isinstance(side, Iterable) or isinstance(side, bytes):
+            raise UsageError(f"{name} must be a text, or a list or an iterator of texts, got {shorten(repr(side), 60)}")
     if isinstance(question, str) and isinstance(context, str):
         return question, context
+    has_iterator = isinstance(question, Iterator) or isinstance(context, Iterator)
     if isinstance(question, str):
-        return (
-            ((question, one) for one in context)
-            if isinstance(context, Iterator)
-            else [(question, one) for one in context]
-        )
-    if isinstance(context, str):
-        return (
-            ((one, context) for one in question)
-            if isinstance(question, Iterator)
-            else [(one, context) for one in question]
-        )
-    if isinstance(question, Iterator) or isinstance(context, Iterator):
-        return zip(question, context, strict=True)
-    if len(question) != len(context):
-        raise UsageError(f"{len(question)} questions for {len(context)} contexts; give two lists of equal length")
-    return list(zip(question, context, strict=True))
+        pairs: Iterator[Any] = ((question, one) for one in context)
+    elif isinstance(context, str):
+        pairs = ((one, context) for one in question)
+    else:
+        if not has_iterator and len(question) != len(context):
+            raise UsageError(f"{len(question)} questions for {len(context)} contexts; give two lists of equal length")
+        pairs = zip(question, context, strict=True)
+    return pairs if has_iterator else list(pairs)
