@@ -4,7 +4,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.data import FileLocation, Record
-from qkv.tasks.report.leakage import MIN_SIMILARITY, MIN_SIMILARITY_SAME_TARGET, MIN_WORDS, find_leakage, word_pairs
+from qkv.tasks.report.leakage import (
+    MAX_SIMILAR,
+    MIN_SIMILARITY,
+    MIN_TEMPLATE_SIMILARITY,
+    MIN_WORDS,
+    find_leakage,
+    word_pairs,
+)
 from qkv.text.bm25 import normalized_words
 
 LONG = "the quick brown fox jumps over the lazy dog near the old stone bridge at noon every single day of the week"
@@ -30,15 +37,19 @@ def target_of(record: Record) -> str:
 @settings(max_examples=60, deadline=None)
 def test_the_index_finds_what_all_pairs_find(evaluation: list[str], training: list[str]) -> None:
     report = find_leakage(make_records(evaluation, "valid"), make_records(training, "train"), text_of)
-    least = MIN_SIMILARITY if len(evaluation) == 1 else MIN_SIMILARITY_SAME_TARGET
     expected = set()
     for number, one in enumerate(evaluation):
+        words = normalized_words(one)
+        similar: dict[str, float] = {}
         for other in training:
-            words, others = normalized_words(one), normalized_words(other)
-            ours, theirs = word_pairs(words), word_pairs(others)
-            is_near = bool(ours and theirs) and len(ours & theirs) >= least * len(ours | theirs)
-            if (words and words == others) or is_near:
-                expected.add(number)
+            ours, theirs = word_pairs(words), word_pairs(normalized_words(other))
+            if ours and theirs and len(ours & theirs) >= MIN_SIMILARITY * len(ours | theirs):
+                similar[other] = len(ours & theirs) / len(ours | theirs)
+        is_template = len(similar) > MAX_SIMILAR and len(evaluation) > 1
+        if any(similarity >= MIN_TEMPLATE_SIMILARITY or not is_template for similarity in similar.values()):
+            expected.add(number)
+        if words and words in map(normalized_words, training):
+            expected.add(number)
     assert report.leaks.keys() == expected
 
 
@@ -89,7 +100,7 @@ def test_texts_from_a_template_are_leaks_only_if_their_targets_are_equal() -> No
             mails(range(20), target), mails(range(20, 40), target), text_of, target_of=target_of
         ).leaks
     changed = LONG.replace("stone", "wooden")
-    for targets, num_leaks in ((["a", "b"], 1), (["b", "a"], 0), (["a", "a"], 0)):
+    for targets, num_leaks in ((["a", "b"], 1), (["b", "a"], 0), (["a", "a"], 1)):
         evaluation = make_records([LONG, "another text"], "valid", targets)
         report = find_leakage(evaluation, make_records([changed], "train", ["a"]), text_of, target_of=target_of)
         assert len(report.leaks) == num_leaks
@@ -97,8 +108,14 @@ def test_texts_from_a_template_are_leaks_only_if_their_targets_are_equal() -> No
     assert equal.num_exact == 1, "the model has read this text, whatever its target"
 
 
-def test_long_texts_that_differ_in_a_word_are_leaks_for_a_frequent_label() -> None:
-    long = " ".join(f"word{i}" for i in range(60))
+def test_a_changed_word_is_a_leak_for_a_frequent_label_unless_many_texts_differ_in_a_word() -> None:
+    evaluation = make_records([LONG, "another text"], "valid", ["a", "a"])
+    changed = [LONG.replace("stone", word) for word in ("iron", "wooden", "brick", "steel")]
+    cases = [(changed[:1], True), (changed[:MAX_SIMILAR], True), (changed, False), (changed[:1] * 9, True)]
+    for texts, is_leak in cases:
+        training = make_records(texts, "train", ["a"] * len(texts))
+        assert bool(find_leakage(evaluation, training, text_of, target_of=target_of).leaks) == is_leak, texts
+    long = " ".join(f"word{i}" for i in range(60))  # in a long text, one word is less than a template's
     evaluation = make_records([long, "another text"], "valid", ["a", "a"])
-    training = make_records([long.replace("word30", "else")], "train", ["a"])
+    training = make_records([long.replace("word30", f"else{i}") for i in range(9)], "train", ["a"] * 9)
     assert list(find_leakage(evaluation, training, text_of, target_of=target_of).leaks) == [0]

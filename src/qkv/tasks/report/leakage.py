@@ -2,9 +2,9 @@
 
 Two texts are equal if their words are equal, whatever their case, punctuation and spaces. They are near-duplicates if
 their targets (labels, answers) are equal, too, and the sets of their word pairs have a Jaccard similarity of at least
-`MIN_SIMILARITY`. A target that several evaluation records have, such as the name of a class, is equal by chance: then
-the similarity must be at least `MIN_SIMILARITY_SAME_TARGET`. Texts from a template, which differ in a word, are
-therefore different records. If the sets of two texts have a
+`MIN_SIMILARITY`. Texts from a template, which differ in a word, are different records: if more than `MAX_SIMILAR`
+training texts are that similar to an evaluation text, it is a near-duplicate only with a similarity of at least
+`MIN_TEMPLATE_SIMILARITY`, or if no other evaluation record has its target. If the sets of two texts have a
 Jaccard similarity of at least t, and the evaluation text has n pairs, then any ⌊(1 − t) n⌋ + 1 of them include a shared
 one. So it is enough to index its rarest pairs ("prefix filtering", Chaudhuri, Ganti and Kaushik 2006). The search is
 exact, except that pairs that very many records have are not indexed. The training data is read once, record by record,
@@ -21,7 +21,8 @@ from itertools import pairwise
 from qkv.data.records import Record
 from qkv.text.bm25 import normalized_words
 
-MIN_SIMILARITY, MIN_SIMILARITY_SAME_TARGET = 0.7, 0.9
+MIN_SIMILARITY, MIN_TEMPLATE_SIMILARITY = 0.7, 0.9
+MAX_SIMILAR = 3
 MIN_WORDS = 8
 """Shorter texts are compared word for word only: a short question resembles many others."""
 MAX_POSTINGS = 100
@@ -88,6 +89,7 @@ def find_leakage(
         exact[digest_words(words)].append(number)
         shingles.append(word_pairs(words))
     index = index_rarest(shingles)
+    near: defaultdict[int, set[bytes]] = defaultdict(set)  # different training texts that resemble an evaluation text
     labels: dict[bytes, str] = {}
     deadline = time.monotonic() + max_seconds
     for count, record in enumerate(training, 1):
@@ -103,11 +105,12 @@ def find_leakage(
             report.conflicts.append((text, labels[key], target))
         similar = dict.fromkeys(exact.get(key, ()) if words else (), 1.0)
         pairs = word_pairs(words)
-        least = MIN_SIMILARITY if frequency[target] == 1 else MIN_SIMILARITY_SAME_TARGET
         for number in {number for pair in pairs & index.keys() for number in index[pair]}:
             common = len(pairs & shingles[number])
             similarity = common / (len(pairs) + len(shingles[number]) - common)
-            if similarity >= least and target == targets[number]:
+            if similarity >= MIN_SIMILARITY and target == targets[number]:
+                if len(near[number]) <= MAX_SIMILAR:
+                    near[number].add(key)
                 # Equal sets of pairs can come from different texts, so only equal words count as 1.
                 similar.setdefault(number, min(similarity, 0.999))
         for number, similarity in similar.items():
@@ -115,6 +118,10 @@ def find_leakage(
             if known is None or similarity > known.similarity:
                 places = str(evaluation[number].location), str(record.location)
                 report.leaks[number] = Leak(*places, texts[number], text, similarity)
+    templates = {n for n, found in near.items() if len(found) > MAX_SIMILAR and frequency[targets[n]] > 1}
+    for number in templates & report.leaks.keys():
+        if report.leaks[number].similarity < MIN_TEMPLATE_SIMILARITY:
+            del report.leaks[number]
     return report
 
 
