@@ -2,8 +2,10 @@
 
 The error e of a model falls with the number n of training records about as e = a · n^(−b) (Hestness et al. 2017, "Deep
 Learning Scaling is Predictable, Empirically"). A line is fitted to log e over log n, and followed to twice the data.
-The interval includes three kinds of uncertainty: the evaluation records are resampled; small fractions are trained on
-several subsets; and the line is fitted to all points, and to the last ones only, because real curves bend.
+The interval is that of the gain to be measured on the same evaluation records. It includes four kinds of uncertainty:
+the evaluation records are resampled; small fractions are trained on several subsets; the line is fitted to all points,
+and to the last ones only, because real curves bend; and the model with twice the data has mistakes of its own, so its
+gain varies as the last gain of the curve does.
 
 For classifiers the curve is that of the baseline (TF-IDF with a linear SVM), which takes seconds. With a budget of
 minutes, it is that of the run's own recipe, trained on each fraction for an equal part of the time.
@@ -126,7 +128,9 @@ def extrapolate(metric: str, scores: Mapping[int, Sequence[float]]) -> tuple[flo
         chosen = rng.integers(len(several), size=RESAMPLES)
         columns.append(np.stack(list(samples.values()))[chosen, np.arange(RESAMPLES)])
     values = np.stack(columns, axis=1)
-    return value, percentiles(np.concatenate([gain(values, first) for first in starts]))
+    gains = np.concatenate([gain(values, first) for first in starts])
+    spread = float((values[:, -1] - values[:, -2]).std())
+    return value, percentiles(gains + spread * rng.standard_normal(len(gains)))
 
 
 def baseline_curve(

@@ -153,7 +153,7 @@ def advise_more_data(facts: Facts) -> Advice | None:
     if curve is None or facts.is_nearly_perfect:
         return None
     gain, low = to_points(curve.metric, curve.gain), to_points(curve.metric, curve.interval[0])
-    if gain < MIN_GAIN_POINTS or low <= 0:
+    if gain < MIN_GAIN_POINTS or low <= -MIN_GAIN_POINTS:
         return None
     reason = f"With twice the data, expect about {describe_gain(curve)}, by the learning curve of {curve.model}."
     is_baseline = curve.model == BASELINE_NAME
