@@ -110,12 +110,6 @@ def change_number(verb: str) -> str:
     return forms.get(verb) or inflect(verb, True)
 
 
-def find_subject(words: Sequence[GrammarWord], verb: int) -> int:
-    """The position of the noun that a verb agrees with: its subject or, if that is `that`, the noun before `that`."""
-    subject = next(i for i, word in enumerate(words) if word.head == verb and word.relation == "nsubj")
-    return words[verb].head if words[subject].tag == "PRON" else subject
-
-
 @dataclass
 class _SentenceWriter:
     """A sentence that is being written."""

@@ -69,6 +69,11 @@ class DamagedIndex(QkvError):
         super().__init__(f"{folder}: damaged index: {problem}; build it again with qkv index --rebuild --model MODEL")
 
 
+def is_index(folder: Path) -> bool:
+    """Whether a folder is that of an index."""
+    return (folder / MANIFEST_FILE).is_file() and any(folder.glob(f"data-*/{TEXTS_FILE}"))
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of an index."""
     path = folder / MANIFEST_FILE
