@@ -250,6 +250,17 @@ def test_update_of_an_index_with_a_short_file_names_the_file(
         build(notes, model)
 
 
+@pytest.mark.parametrize("damage", [(b"{", b"("), (b"(", b"<")])  # a tokenizer's error, a parser's error
+def test_update_of_an_index_with_a_damaged_header_names_the_file(
+    notes: Path, model: qkv.Model, damage: tuple[bytes, bytes]
+) -> None:
+    folder = build(notes, model).folder
+    (path,) = folder.rglob("lines.npy")
+    path.write_bytes(path.read_bytes().replace(*damage, 1))
+    with pytest.raises(DamagedIndex, match=r"damaged index: data-000001/lines\.npy does not match"):
+        build(notes, model)
+
+
 def test_arrays_that_do_not_belong_together_are_refused(notes: Path, model: qkv.Model) -> None:
     """Checksums alone do not help against a folder that somebody made."""
     folder = build(notes, model).folder
@@ -279,6 +290,21 @@ def test_failed_update_keeps_the_old_index(notes: Path, model: qkv.Model, monkey
     with pytest.raises(QkvError, match="no text found"):
         build(notes, model)
     assert contents(folder)["files"] == before["files"]
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="only POSIX systems allocate space in advance")
+def test_space_for_vectors_is_allocated_before_it_is_mapped(
+    notes: Path, model: qkv.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk, a write to memory that is mapped to a sparse file would kill the process."""
+
+    def fail(descriptor: int, start: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", fail)
+    with pytest.raises(QkvError, match="No space left"):
+        build(notes, model)
+    assert not (notes.parent / "index").exists()
 
 
 def test_failed_build_leaves_nothing(notes: Path, model: qkv.Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Build or update an index: read the files, split them into passages, embed the passages that are new."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -130,7 +131,11 @@ class DataWriter:
     def write_vectors(self, dtype: str) -> None:
         """Write the vectors of all passages: copy those of unchanged files, and embed the others."""
         shape = (len(self.lines), len(self.embedder.probe))
-        vectors = np.lib.format.open_memmap(self.data / VECTORS_FILE, "w+", np.dtype(dtype), shape)
+        path = self.data / VECTORS_FILE
+        vectors = np.lib.format.open_memmap(path, "w+", np.dtype(dtype), shape)
+        if hasattr(os, "posix_fallocate"):  # else a full disk kills the process when it writes to the mapped memory
+            with path.open("rb+") as allocated:
+                os.posix_fallocate(allocated.fileno(), 0, path.stat().st_size)
         pending: list[int] = []
         first = 0
         for file in self.files:

@@ -114,7 +114,9 @@ def read_arrays(folder: Path, manifest: dict[str, Any], *, verify: bool = True) 
         _check_shapes(arrays)
         if sum(file["passages"] for file in manifest["files"]) != len(arrays["lines"]):
             raise ValueError("the manifest has another number of passages")
-    except (LookupError, TypeError, ValueError, AttributeError, FileNotFoundError, EOFError) as error:
+    except QkvError:
+        raise
+    except Exception as error:  # NumPy's parser of headers raises almost anything, such as a TokenError
         if not verify:
             return read_arrays(folder, manifest)  # the checksums tell which file is damaged
         raise DamagedIndex(folder, f"its files do not match {MANIFEST_FILE} ({error})") from None
