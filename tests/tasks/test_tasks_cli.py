@@ -15,7 +15,6 @@ from task_models import bert_tokenizer, decoder, encoder, seq2seq, stack
 from torch.nn import functional as F
 
 import qkv
-import qkv.cli.evaluate
 from qkv import cli
 from qkv.cli.train import FALLBACK_INPUTS, PAIR_INPUT, example_input
 from qkv.tasks.run import classify

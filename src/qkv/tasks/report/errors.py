@@ -57,13 +57,13 @@ def report_errors(judgement: Judgement) -> ErrorReport:
     is_skilled = is_label and all(has_skill(scores, judgement.expected) for scores in (judgement.scores, others))
     is_close = sum(judgement.scores) >= sum(others) - SLACK * len(others)
     return ErrorReport(
-        len(wrong),
-        list_records(judgement, worst),
-        list_records(judgement, sure),
-        list_records(judgement, suspects),
-        len(suspects),
-        num_sure,
-        is_skilled and (is_close or len(set(judgement.expected)) >= MANY_CLASSES),
+        num_wrong=len(wrong),
+        worst=list_records(judgement, worst),
+        surest=list_records(judgement, sure),
+        suspects=list_records(judgement, suspects),
+        num_suspects=len(suspects),
+        num_sure=num_sure,
+        is_reliable=is_skilled and (is_close or len(set(judgement.expected)) >= MANY_CLASSES),
     )
 
 

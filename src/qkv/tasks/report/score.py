@@ -173,17 +173,18 @@ def report_score(judgement: Judgement, num_records: int, num_usable: int, traini
         classes = {name: asdict(one) for name, one in made.classes.items()}
         confusion = made.confusion
     baselines = [measure(name, judge.measure(made, expected)) for name, made in judgement.opinions.items()]
+    on_training = None if training is None else judge.measure(training.predicted, training.expected)
     return ScoreReport(
         judge.metric,
-        measure("model", judge.measure(predicted, expected)),
-        tuple(sorted(baselines, key=lambda one: one.value)),
-        None if training is None else measure("training", judge.measure(training.predicted, training.expected)),
-        len(judgement.records),
-        num_usable,
-        num_records - num_usable,
-        classes,
-        confusion,
-        group_lengths(judgement),
+        model=measure("model", judge.measure(predicted, expected)),
+        baselines=tuple(sorted(baselines, key=lambda one: one.value)),
+        training=None if on_training is None else measure("training", on_training),
+        num_records=len(judgement.records),
+        num_usable=num_usable,
+        num_unusable=num_records - num_usable,
+        classes=classes,
+        confusion=confusion,
+        lengths=group_lengths(judgement),
     )
 
 
