@@ -16,7 +16,8 @@ import qkv
 from qkv import cli
 from qkv.errors import QkvError, UsageError
 from qkv.tasks.prepare.memory import estimate_memory
-from qkv.tasks.train import MetricsLog, open_recipe
+from qkv.tasks.train import open_recipe
+from qkv.tasks.watchers import MetricsLog
 from qkv.text import Tokenizer
 from qkv.train.recipe.schema import ObjectiveKind, Recipe
 from qkv.train.run.folder import RunFolder

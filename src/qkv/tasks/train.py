@@ -6,7 +6,7 @@
 To resume a run, pass its folder to `open_recipe`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 
 from qkv import store
 from qkv.data.records import Record
-from qkv.errors import QkvError, UsageError, shorten
+from qkv.errors import QkvError, UsageError
 from qkv.files import to_path
 from qkv.models import Config, Network, build
 from qkv.models.runtime.memory import free_memory
@@ -29,6 +29,7 @@ from qkv.tasks.prepare.memory import choose_micro_batch
 from qkv.tasks.prepare.model import apply_adapters
 from qkv.tasks.prepare.prepare import PreparedRun, prepare, uses_in_batch_negatives
 from qkv.tasks.task import Evaluation, TextModel
+from qkv.tasks.watchers import MetricsLog, WatcherGroup
 from qkv.text import Tokenizer
 from qkv.train.adapt import merge_lora
 from qkv.train.loop import StoppedBySignal, fit
@@ -42,7 +43,7 @@ from qkv.train.run.signals import StopRequested, StopSignals
 from qkv.train.run.trackers import make_trackers
 from qkv.train.setup import Job
 from qkv.train.step import resolve_precision
-from qkv.train.watch import EvalReport, RunEnd, RunStart, Sample, StepReport, Watcher
+from qkv.train.watch import RunEnd, Sample, Watcher
 
 EXCERPT_CHARS = 2000
 """Where only a sample of a language model's validation text is evaluated, it has excerpts of this length."""
@@ -294,77 +295,6 @@ def split_long_texts(records: Sequence[Record], task: str) -> list[Record]:
         pieces = [replace(record, fields={**record.fields, "text": text[i : i + EXCERPT_CHARS]}) for i in starts]
         examples += pieces or [record]
     return examples
-
-
-def _forward_to_all(event: str) -> Callable[..., None]:
-    def forward(group: "WatcherGroup", *arguments: Any) -> None:
-        for watcher in group.watchers:
-            getattr(watcher, event)(*arguments)
-
-    return forward
-
-
-class WatcherGroup(Watcher):
-    """A watcher that passes every event to several watchers."""
-
-    def __init__(self, watchers: Sequence[Watcher]) -> None:
-        self.watchers = watchers
-
-    on_start = _forward_to_all("on_start")
-    on_step = _forward_to_all("on_step")
-    on_eval_progress = _forward_to_all("on_eval_progress")
-    on_evaluate = _forward_to_all("on_evaluate")
-    on_sample = _forward_to_all("on_sample")
-    on_note = _forward_to_all("on_note")
-    on_end = _forward_to_all("on_end")
-
-
-MAX_LOGGED_SAMPLES = 4
-"""The number of predictions that the log keeps of each evaluation."""
-MAX_SAMPLE_CHARACTERS = 500
-
-
-class MetricsLog(Watcher):
-    """Writes metrics.jsonl, and the recipe when the run starts."""
-
-    def __init__(self, folder: RunFolder, recipe: str) -> None:
-        self.folder = folder
-        self.recipe = recipe
-
-    def on_start(self, start: RunStart) -> None:
-        """Write the recipe, and log the notes so far."""
-        self.folder.write_recipe(self.recipe)
-        for note in start.notes:
-            self.on_note(start.step, note)
-
-    def on_step(self, report: StepReport) -> None:
-        """Log the numbers of a step."""
-        kept = ("step", "loss", "lr", "grad_norm", "tokens", "seconds", "epoch")
-        self.folder.append_log({"kind": "step", **{name: getattr(report, name) for name in kept}})
-
-    def on_evaluate(self, report: EvalReport) -> None:
-        """Log the metrics, and some of the samples."""
-        self.folder.append_log({"kind": "eval", "step": report.step, "seconds": report.seconds, **report.metrics})
-        for sample in report.samples[:MAX_LOGGED_SAMPLES]:
-            texts = {"source": sample.model_input or sample.source, "prediction": sample.prediction}
-            texts["expected"] = sample.expected
-            shown = {name: shorten(text, MAX_SAMPLE_CHARACTERS) for name, text in texts.items()}
-            self.folder.append_log({"kind": "sample", "step": report.step, **shown})
-        self.folder.sync_log()
-
-    def on_note(self, step: int, text: str) -> None:
-        """Log a note."""
-        self.folder.append_log({"kind": "note", "step": step, "text": text})
-
-    def on_end(self, end: RunEnd) -> None:
-        """Log the end of a run that a signal stopped; a finished run is logged after its model is written."""
-        if end.reason == "signal":
-            self.log_end(end)
-
-    def log_end(self, end: RunEnd) -> None:
-        """Log why and when the run ended."""
-        self.folder.append_log({"kind": "end", "step": end.step, "seconds": end.seconds, "reason": end.reason})
-        self.folder.sync_log()
 
 
 def write_model(folder: RunFolder, prepared: PreparedRun, model: TextModel, end: RunEnd, calibration: str = "") -> None:
