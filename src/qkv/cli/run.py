@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from qkv.cli.run_notes import RunNotes
 from qkv.cli.shared import (
     Int4,
     Int8,
@@ -141,7 +142,6 @@ def run(
         from qkv.cli.input_lines import InputLines
         from qkv.decode import GenerationOptions
         from qkv.tasks.evaluate import find_task
-        from qkv.tasks.results import GeneratedText
 
     check_minimum("batch-size", batch_size, 1)
     check_minimum("top", top, 0)
@@ -187,19 +187,8 @@ def run(
         run_task(loaded, task, {**chosen, **given}, lines, json, notes)
         return print_notes(model, notes.messages())
     notes = RunNotes(loaded, max_tokens)
-    streams = beam == 1 and not json and sys.stdout.isatty() and lines.is_interactive
     try:
-        for chunk in lines:
-            if streams and chunk[0].strip():
-                results = loaded.generate(chunk, **options, on_text=lambda _, text: print(text, end="", flush=True))
-                print()
-            else:
-                with lines.show_progress() as progress:
-                    results = loaded.generate_lines(chunk, batch_size=batch_size, progress=progress, **options)
-                for line, result in zip(chunk, results, strict=True):
-                    print_result(line, GeneratedText.from_generation(line, result), json)
-                sys.stdout.flush()
-            notes.add(chunk, results)
+        run_generation(loaded, options, lines, json, notes)
     finally:
         print_notes(model, notes.messages())
     return None
@@ -245,53 +234,6 @@ def print_result(line: str, result: Any, json: bool, *, all: bool = False) -> No
         print("" if result is None else result if all else result.summary())
 
 
-class RunNotes:
-    """Counts outputs that were cut off and texts with unknown tokens, for notes after the results.
-
-    With `count_parts`, it also counts the texts that were read in several parts.
-    """
-
-    def __init__(self, model: "Model", max_tokens: int, *, count_parts: bool = False) -> None:
-        self.model, self.max_tokens, self.count_parts = model, max_tokens, count_parts
-        self.num_lines = self.num_truncated = self.num_with_unknown = self.num_in_parts = 0
-        self.first_with_unknown = ""
-
-    def add(self, lines: list[str], results: Sequence[Any]) -> None:
-        """Count the lines of a chunk."""
-        self.num_lines += len(lines)
-        if self.model.config.family == "seq2seq":  # a decoder-only model usually stops only at max_tokens
-            self.num_truncated += sum(result.finish_reason == "length" for result in results)
-        self.num_in_parts += sum(bool(result.parts) for result in results) if self.count_parts else 0
-        tokenizer = self.model.tokenizer
-        if tokenizer is None or tokenizer.special_tokens.unk is None:
-            return
-        unk = tokenizer.special_tokens.unk
-        with_unknown = [line for line, ids in zip(lines, tokenizer.encode_batch(lines), strict=True) if unk in ids]
-        self.first_with_unknown = self.first_with_unknown or next(iter(with_unknown), "")
-        self.num_with_unknown += len(with_unknown)
-
-    def messages(self) -> list[str]:
-        """The notes on all lines so far."""
-        notes = []
-        if self.num_truncated:
-            notes.append(
-                f"{self.num_truncated} of {self.num_lines} outputs were cut off"
-                f"{f' after {self.max_tokens} tokens' if self.max_tokens else ''}; "
-                "raise --max-tokens for longer ones"
-            )
-        if self.num_in_parts:
-            notes.append(
-                f"{self.num_in_parts} of {self.num_lines} texts were read in several parts, because this model was "
-                "trained on single sentences; --no-sentences reads a text in one piece"
-            )
-        if self.num_with_unknown:
-            notes.append(
-                f"{self.num_with_unknown} of {self.num_lines} texts have characters or words that are not in the "
-                f"vocabulary; the first is {self.first_with_unknown[:60]!r}"
-            )
-        return notes
-
-
 def given_options(options: dict[str, Any]) -> list[str]:
     """The options that differ from the defaults of `qkv run`, as on the command line."""
     known = signature(run).parameters
@@ -309,6 +251,24 @@ def complete_texts(
         if progress is not None:
             progress(done, len(texts))
     return found
+
+
+def run_generation(model: "Model", options: dict[str, Any], lines: "InputLines", json: bool, notes: RunNotes) -> None:
+    """Generate a text for each line, and print it; on a terminal, a single text is printed while it is generated."""
+    from qkv.tasks.results import GeneratedText
+
+    streams = options["beam"] == 1 and not json and sys.stdout.isatty() and lines.is_interactive
+    for chunk in lines:
+        if streams and chunk[0].strip():
+            results = model.generate(chunk, **options, on_text=lambda _, text: print(text, end="", flush=True))
+            print()
+        else:
+            with lines.show_progress() as progress:
+                results = model.generate_lines(chunk, batch_size=lines.batch_size, progress=progress, **options)
+            for line, result in zip(chunk, results, strict=True):
+                print_result(line, GeneratedText.from_generation(line, result), json)
+            sys.stdout.flush()
+        notes.add(chunk, results)
 
 
 def run_task(
