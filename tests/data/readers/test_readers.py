@@ -505,6 +505,11 @@ def test_an_explicit_file_must_have_a_known_format(tmp_path):
     with pytest.raises(UsageError, match=r"has no known extension; set the format .* to one of: aligned, conll"):
         fields_of(path)
     assert fields_of(path, format="text") == [{"text": "hello"}]
+    for text, format in (("hello\n", "text"), ("a\tb\nc\td\n", "tsv"), ('{"a": 1}\n', "jsonl"), ("[]", "json")):
+        with pytest.raises(UsageError, match=f"first lines look like {format}: try --format {format}"):
+            fields_of(write(tmp_path, "a.dat", text))
+    with pytest.raises(UsageError, match=r"is an archive, which is not read; unpack it"):
+        fields_of(write(tmp_path, "a.tar.gz", gzip.compress(b"hello\n")))
     with pytest.raises(UsageError, match="unknown format 'jsnl'; did you mean 'jsonl'"):
         fields_of(path, format="jsnl")
 

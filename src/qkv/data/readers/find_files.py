@@ -13,7 +13,7 @@ from pathlib import Path
 from qkv.data.problems import Problems
 from qkv.data.readers.decompress import COMPRESSION_BY_EXTENSION, open_data_file
 from qkv.data.readers.options import ReadOptions
-from qkv.data.readers.sniff import SNIFFED_EXTENSIONS, sniff_format
+from qkv.data.readers.sniff import SNIFFED_EXTENSIONS, guess_format, sniff_format
 from qkv.data.records import FileLocation
 from qkv.errors import QkvError, UsageError
 from qkv.files import to_path
@@ -39,6 +39,7 @@ FORMAT_BY_EXTENSION = {
     ".bio": "conll",
     ".conllu": "conllu",
 }
+ARCHIVE_EXTENSIONS = {".tar", ".tgz", ".zip", ".7z"}
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def find_file_groups(
             if found:
                 groups.append(FileGroup(found, (file,)))
             elif is_explicit:
-                raise UsageError(f"{file} has no known extension; {_format_hint()}")
+                raise _unknown_extension_error(file, options or ReadOptions())
             else:
                 reason = f"not read, because the extension is unknown; {_format_hint()}"
                 problems.note("unknown extension", FileLocation(str(file)), reason)
@@ -176,6 +177,15 @@ def _field_names(paths: list[PathArgument]) -> list[str]:
     """The extensions (`en`, `fr`) as names of fields if they are distinct, else numbers."""
     names = [format_extension(Path(path)).removeprefix(".") for path in paths]
     return names if len(set(names)) == len(names) and all(names) else [str(number) for number in range(len(names))]
+
+
+def _unknown_extension_error(file: Path, options: ReadOptions) -> UsageError:
+    if ARCHIVE_EXTENSIONS & set(file.suffixes):
+        return UsageError(f"{file} is an archive, which is not read; unpack it, and give the files in it")
+    format = guess_format(file, options)
+    return UsageError(
+        f"{file} has no known extension; {_format_hint()}. Its first lines look like {format}: try --format {format}"
+    )
 
 
 def _format_hint() -> str:

@@ -17,7 +17,7 @@ def sniff_format(path: Path, format: str, options: ReadOptions) -> tuple[str, st
     A file with the same number of tabs in all its first lines is a table. It is CoNLL if there are also blank lines
     between them, and no cell contains a space.
     """
-    block = next(utf8_blocks(path, ReadContext(options, Problems(max_invalid_fraction=1))), b"")
+    block = first_block(path, options)
     lines = block[:SNIFFED_BYTES].decode(errors="replace").replace("\r\n", "\n").split("\n")
     if len(block) > SNIFFED_BYTES:
         lines.pop()  # it may be cut
@@ -30,3 +30,14 @@ def sniff_format(path: Path, format: str, options: ReadOptions) -> tuple[str, st
         return "conll", "columns of words, and blank lines between sentences"
     number = tabs.pop()
     return "tsv", f"{number} tab{'s' * (number > 1)} in each of its first lines"
+
+
+def guess_format(path: Path, options: ReadOptions) -> str:
+    """The format that the first bytes of a file look like, if its name has no known extension."""
+    start = first_block(path, options).lstrip()[:1]
+    return {b"{": "jsonl", b"[": "json"}.get(start) or sniff_format(path, "text", options)[0]
+
+
+def first_block(path: Path, options: ReadOptions) -> bytes:
+    """The first bytes of a file, decompressed."""
+    return next(utf8_blocks(path, ReadContext(options, Problems(max_invalid_fraction=1))), b"")
