@@ -4,7 +4,7 @@ The same label is the same class wherever it is read: in training, in evaluation
 from JSON (text, a number, true or false).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from math import isnan
 from typing import Any
@@ -33,6 +33,14 @@ def label_text(label: Any, field: str = "label") -> str:
     if not text:
         raise InvalidRecord(f"the {field} is empty", "no label")
     return text
+
+
+def split_words(records: Iterable[Record], fields: Collection[str]) -> Iterator[Record]:
+    """The records with a list of words for each text in `fields`."""
+    for record in records:
+        texts = {name: value for name in fields if isinstance(value := record.fields.get(name), str)}
+        words = {name: text.split() for name, text in texts.items()}
+        yield replace(record, fields={**record.fields, **words}) if words else record
 
 
 def clean_labels(records: Iterable[Record], field: str, problems: Problems) -> Iterator[Record]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qkv.data.instructions import make_chat
-from qkv.data.labels import clean_labels
+from qkv.data.labels import clean_labels, split_words
 from qkv.data.problems import Problems
 from qkv.data.readers.aligned import read_aligned
 from qkv.data.readers.columns import ColumnChoice, normalize_columns
@@ -54,7 +54,8 @@ class DataFiles:
 
     `paths` is a file, a glob, a folder, a list of these, or a mapping of field → file for line-aligned files. Each
     file's extension gives its format unless `format` does. The labels in `class_field` become the names of classes.
-    With `has_instructions`, records with an instruction and its response become chats.
+    With `has_instructions`, records with an instruction and its response become chats. A text in one of the
+    `word_fields` is split into words at white space.
 
     >>> DataFiles({"source": "train.en", "target": "train.fr"})           # doctest: +SKIP
     >>> DataFiles.from_options("tweets/*.csv.gz", columns={"text": "tweet", "label": "mood"})      # doctest: +SKIP
@@ -65,6 +66,7 @@ class DataFiles:
     options: ReadOptions = field(default_factory=ReadOptions)
     class_field: str = ""
     has_instructions: bool = False
+    word_fields: tuple[str, ...] = ()
 
     @classmethod
     def from_options(cls, paths: PathsArgument, format: str | None = None, **options: Any) -> "DataFiles":
@@ -107,9 +109,11 @@ class DataFiles:
                 progress(done, total)
 
         context = ReadContext(self.options, problems, on_bytes)
-        records = chain.from_iterable(FORMATS[group.format](group, context) for group in groups)
+        records: Iterator[Record] = chain.from_iterable(FORMATS[group.format](group, context) for group in groups)
         if self.has_instructions:
             records = map(make_chat, records)
+        if self.word_fields:
+            records = split_words(records, self.word_fields)
         record = None
         for record in clean_labels(records, self.class_field, problems) if self.class_field else records:
             yield record
@@ -132,7 +136,8 @@ class DataFiles:
             groups.append([group.format, group.fields, hashes])
         labels = {"class_field": self.class_field} if self.class_field else {}
         chats = {"has_instructions": True} if self.has_instructions else {}
-        return {"groups": groups, "options": asdict(self.options), **labels, **chats}
+        words = {"word_fields": self.word_fields} if self.word_fields else {}
+        return {"groups": groups, "options": asdict(self.options), **labels, **chats, **words}
 
 
 def read(

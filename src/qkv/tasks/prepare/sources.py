@@ -186,7 +186,9 @@ def open_source(recipe: Recipe, data: DataSection, data_files: Any, split: DataS
     source = match_file_columns(kind, files)
     if "instruction" in source.fields:
         source = replace(source, files=replace(source.files, has_instructions=True), fields=frozenset({"messages"}))
-    return replace(source, files=replace(source.files, class_field=OBJECTIVES[kind].class_field))
+    spec = OBJECTIVES[kind]
+    words = tuple(spec.required_fields) if spec.head == "tag" else ()
+    return replace(source, files=replace(source.files, class_field=spec.class_field, word_fields=words))
 
 
 def pair_text_files(kind: str, paths: Any) -> Any:

@@ -166,7 +166,7 @@ def record_texts(record: Record) -> Iterator[str]:
             continue
         if isinstance(value, str):
             yield value
-        elif name == "tokens":
+        elif name == "tokens" and isinstance(value, list):
             yield " ".join(map(str, value))
         elif isinstance(value, list):
             for one in value:
