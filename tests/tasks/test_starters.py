@@ -11,6 +11,7 @@ from prepare_samples import KINDS, sample_files
 
 import qkv
 from qkv.blocks import HeadConfig
+from qkv.data import Problems
 from qkv.errors import QkvError, UsageError
 from qkv.models.tables.presets import find_preset
 from qkv.store.huggingface import find_hf_target
@@ -269,7 +270,21 @@ def test_columns_of_real_tables_are_recognised_or_guessed_by_their_values(tmp_pa
     embed = loads(starter_recipe("embed", [str(table)])).data
     assert (embed.columns["score"], embed.max_score) == ("relatedness_score", 5.0)
     table.write_text(rows)
-    assert loads(starter_recipe("classify", [str(table)])).data.columns == {"text": "1", "label": "4"}
+    columns = loads(starter_recipe("classify", [str(table)])).data.columns
+    assert columns == {"text": "1", "second": "2", "label": "4"}
+    columns = loads(starter_recipe("embed", [str(table)])).data.columns
+    assert columns == {"first": "1", "second": "2", "score": "3"}, "the numbers of the pairs are no texts"
+
+
+def test_guessed_columns_leave_out_ids_and_tell_scores_from_labels(tmp_path: Path) -> None:
+    table = tmp_path / "pairs.csv"
+    table.write_text("".join(f"A man runs {n}.,A dog sits {n}.,{n % 3}.{n % 2}\n" for n in range(30)))
+    columns = loads(starter_recipe("classify", [str(table)])).data.columns
+    assert columns == {"text": "0", "second": "1", "score": "2"}
+    queries = tmp_path / "queries.jsonl"
+    queries.write_text('{"orig_id": "001", "text": "what is lift"}\n')
+    with pytest.raises(UsageError, match=r"columns orig_id, text, but contrastive needs 2 \(first, second\)"):
+        starter_recipe("embed", [str(queries)])
 
 
 def test_a_first_record_without_a_label_is_no_reason_to_refuse_a_file(tmp_path: Path) -> None:
@@ -283,8 +298,10 @@ def test_a_first_record_without_a_label_is_no_reason_to_refuse_a_file(tmp_path: 
 @pytest.mark.parametrize(
     ("task", "name", "text", "message"),
     [
-        ("tag", "a.csv", "text,label\nAnna sleeps,x\nBen runs,y\n", r"needs a list of words and a list of tags"),
-        ("tag", "a.jsonl", '{"tokens": "Anna sleeps", "tags": "B-PER O"}\n', r"give a CoNLL file .* or JSON Lines"),
+        ("tag", "a.csv", "text,label\nAnna sleeps,x\nBen runs,y\n", r"no record has as many words as tags"),
+        ("tag", "a.jsonl", '{"tokens": ["Anna"], "tags": []}\n', r"give a CoNLL file .* or JSON Lines"),
+        ("tag", "a.txt", "Anna sleeps\n", r"whose lines are one column, .* tagging needs 2 .* give a CoNLL file"),
+        ("answer", "a.txt", "Anna sleeps\n", r"question_answering needs 4 .* give a file in SQuAD's format"),
         ("classify", "a.csv", "text,label\n" + "so it is,x\n" * 9, r"all labels are x, .* at least two classes"),
         ("classify", "b.jsonl", '{"text": "so", "label": ""}\n' * 9, r"(?s)no usable records.*the label is empty"),
     ],
@@ -295,6 +312,35 @@ def test_init_refuses_data_that_training_would_refuse(
     (tmp_path / name).write_text(text)
     with pytest.raises(QkvError, match=message):
         starter_recipe(task, [str(tmp_path / name)])
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "lines", "command"),
+    [
+        ("classify", "a b.txt", ["1 a good film", "0 a bad film"] * 9, r"perl -pe 's/ /\t/' 'FOLDER/a b.txt' > 'a b-"),
+        ("translate", "a.txt.gz", ["ON  AA N", "OX  AA K S"], r"gzip -dc FOLDER/a.txt.gz | perl -pe 's/  /\t/' > a-"),
+        ("translate", "a.txt", ["go ||| geh", "run ||| renn"], r"perl -pe 's/ \|\|\| /\t/' FOLDER/a.txt > a-col"),
+        ("translate", "a.txt", ["to be", "or not"], "where SEPARATOR is the text between them now"),
+    ],
+)
+def test_lines_of_text_get_the_command_that_makes_a_table_of_them(
+    task: str, name: str, lines: list[str], command: str, tmp_path: Path
+) -> None:
+    text = "".join(f"{line}\n" for line in lines).encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    with pytest.raises(UsageError) as error:
+        starter_recipe(task, [str(tmp_path / name)])
+    assert command.replace("FOLDER", str(tmp_path)) in str(error.value)
+
+
+def test_words_and_tags_in_two_files_are_split_at_spaces(tmp_path: Path) -> None:
+    for name, text in {"seq.in": "Anna sleeps\nBen\n", "seq.out": "B-PER O\nB-PER\n"}.items():
+        (tmp_path / name).write_text(text)
+    files = {"tokens": str(tmp_path / "seq.in"), "tags": str(tmp_path / "seq.out")}
+    recipe = loads(starter_recipe("tag", files))
+    sources = open_sources(replace(recipe, data=replace(recipe.data, valid_fraction=0.0)))
+    records = [record.fields for record in sources.train[""].records(Problems())]
+    assert records == [{"tokens": ["Anna", "sleeps"], "tags": ["B-PER", "O"]}, {"tokens": ["Ben"], "tags": ["B-PER"]}]
 
 
 def test_init_accepts_labels_and_tags_of_every_usable_type(tmp_path: Path) -> None:

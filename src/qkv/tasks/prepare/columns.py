@@ -95,26 +95,38 @@ def match_columns(kind: str, names: Iterable[str], data_name: str) -> dict[str, 
 def guess_columns(kind: str, names: Sequence[str], records: Sequence[Record] = ()) -> dict[str, str]:
     """Assign the columns, in their order, to the required fields; the user can correct the guess.
 
-    For embeddings, the first other column that has a number in each of the `records` is the score. The label of a
-    classifier is the column with the fewest different values, and its text is the longest of the other columns.
+    Columns of ids are left out. The label of a classifier is the column with the fewest different values (a score, if
+    they are fractions), its text is the longest of the other columns, and another text of similar length makes a pair.
+    The texts of embeddings are the first columns that are not numbers, and the next column of numbers is the score.
 
     >>> guess_columns("seq2seq", ["en", "de"])
     {'source': 'en', 'target': 'de'}
     """
     required = OBJECTIVES[kind].required_fields
-    columns = [name for name in names if name.lower() != "id"]
-    if len(columns) < len(required):
+    columns = [name for name in names if name.lower().split("_")[-1] != "id"]
+    values = {name: [str(get_nested(record.fields, name)) for record in records] for name in columns}
+    if OBJECTIVES[kind].class_field == "label" and records and len(columns) >= len(required):
+        return _guess_class_columns(columns, values)
+    numbers = [name for name in columns if records and all(map(is_number, values[name]))]
+    texts = [name for name in columns if kind != "contrastive" or name not in numbers]
+    if len(texts) < len(required):
         raise UsageError(
             f"the data has the columns {', '.join(names)}, but {kind} needs {len(required)} ({', '.join(required)}); "
             "add the missing columns"
         )
-    if OBJECTIVES[kind].class_field == "label" and records:
-        values = {name: [str(get_nested(record.fields, name)) for record in records] for name in columns}
-        label = min(columns, key=lambda name: (len(set(values[name])), sum(map(len, values[name]))))
-        text = max((name for name in columns if name != label), key=lambda name: sum(map(len, values[name])))
-        return {"text": text, "label": label}
-    guessed = dict(zip(required, columns, strict=False))
-    for name in columns[len(required) :] if kind == "contrastive" and records else ():
-        if all(is_number(str(get_nested(record.fields, name))) for record in records):
-            return {**guessed, "score": name}
-    return guessed
+    guessed = dict(zip(required, texts, strict=False))
+    after = columns[columns.index(texts[len(required) - 1]) + 1 :]
+    score = next((name for name in after if kind == "contrastive" and name in numbers), None)
+    return guessed if score is None else {**guessed, "score": score}
+
+
+def _guess_class_columns(columns: Sequence[str], values: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    lengths = {name: sum(map(len, values[name])) for name in columns}
+    label = min(columns, key=lambda name: (len(set(values[name])), lengths[name]))
+    others = [name for name in columns if name != label]
+    longest = max(lengths[name] for name in others)
+    texts = [name for name in others if 2 * lengths[name] >= longest and not all(map(is_number, values[name]))]
+    if len(texts) != 2:
+        texts = [max(others, key=lambda name: lengths[name])]
+    is_score = all(map(is_number, values[label])) and any(float(value) % 1 for value in values[label])
+    return {**dict(zip(("text", "second"), texts, strict=False)), "score" if is_score else "label": label}

@@ -1,9 +1,11 @@
 """What the user's files say about a recipe: their size, their columns, the length of their texts."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import ceil
+from shlex import quote
 from statistics import mean
 from typing import Any
 
@@ -21,6 +23,12 @@ from qkv.train.recipe.schema import DataSection, ObjectiveSection, Recipe
 EXAMPLE_BYTES = 2e7  # the assumed size of the data if the user gives no file
 MAX_SCORES = 100_000  # records whose scores are read to find the largest one
 MAX_LABELS = 100_000  # records whose labels are read to find two classes
+EXAMPLES = {
+    "tagging": "a CoNLL file (a word and its tag in each line), or JSON Lines like "
+    '{"tokens": ["Anna", "sleeps"], "tags": ["B-PER", "O"]}, or tokens=FILE tags=FILE with spaces between them',
+    "question_answering": "a file in SQuAD's format, or JSON Lines like "
+    '{"question": "Who sleeps?", "context": "Anna sleeps.", "answers": ["Anna"], "starts": [0]}',
+}
 TEXT_COMPRESSION = 3  # text is about this many times as large as its compressed file
 
 
@@ -63,6 +71,8 @@ def inspect_files(kind: str, files: Sequence[str] | Mapping[str, str], reading: 
     except UsageError:
         if chosen:
             raise
+        if {group.format for group in data.find_groups(Problems(max_invalid_fraction=1))} == {"text"}:
+            raise one_column_error(kind, data, records) from None
         columns = guess_columns(kind, names, records)
         found = replace(found, columns_guessed=True)
     scores = {"score": "score"} if chosen else columns
@@ -70,6 +80,42 @@ def inspect_files(kind: str, files: Sequence[str] | Mapping[str, str], reading: 
     is_same = all(name == column for name, column in columns.items())
     chars = mean_characters(records, columns if chosen else columns.values())
     return replace(found, columns=None if is_same else columns, mean_chars=chars, max_score=max_score)
+
+
+def one_column_error(kind: str, data: DataFiles, records: Sequence[Record]) -> UsageError:
+    """The error for lines of text where a table is needed, with the command that makes a table of them."""
+    fields = OBJECTIVES[kind].required_fields
+    problem = (
+        f"{data.describe_paths()}: this is text, whose lines are one column, but {kind} needs {len(fields)} columns"
+    )
+    if len(fields) != 2 or OBJECTIVES[kind].head == "tag":
+        return UsageError(f"{problem} ({', '.join(fields)}); give {EXAMPLES[kind]}")
+    separator = guess_separator([str(record.fields["text"]) for record in records], kind == "classification")
+    pattern = re.escape(separator).replace("\\ ", " ") or "SEPARATOR"
+    path = next(path for group in data.find_groups(Problems(max_invalid_fraction=1)) for path in group.paths)
+    program, name = COMPRESSION_BY_EXTENSION.get(path.suffix.lower()), quote(str(path))
+    table = quote(f"{path.name.partition('.')[0]}-columns.tsv")
+    command = f"perl -pe 's/{pattern}/\\t/' {f'> {table}' if program else f'{name} > {table}'}"
+    unknown = "" if separator else ", where SEPARATOR is the text between them now"
+    return UsageError(
+        f"{problem} ({', '.join(fields)}). To write a tab between the columns{unknown}:\n"
+        f"    {f'{program} -dc {name} | ' if program else ''}{command}"
+    )
+
+
+def guess_separator(lines: Sequence[str], has_labels: bool) -> str:
+    """The text between the two columns of each line, or nothing: a space after labels, two spaces, a mark such as |||.
+
+    >>> guess_separator(["go on ||| weiter", "stop ||| halt"], False), guess_separator(["ON  AA N", "OX  AA K"], False)
+    (' ||| ', '  ')
+    >>> guess_separator(["1 good", "0 bad", "1 fine", "0 dull", "1 so good", "0 so bad", "1 a", "0 b"], True)
+    ' '
+    """
+    if has_labels and 4 * len({line.split(" ")[0] for line in lines}) <= len(lines):
+        return " "  # the first words are few
+    marks = [word for word in lines[0].split(" ")[1:-1] if word and not word.isalnum()]
+    candidates = ["  ", *(f" {mark} " for mark in marks)]
+    return next((one for one in candidates if all(line.count(one) == 1 for line in lines)), "")
 
 
 def check_classes(kind: str, summary: FileSummary) -> None:
@@ -86,11 +132,11 @@ def check_classes(kind: str, summary: FileSummary) -> None:
     records = source.records(problems)
     if spec.head == "tag":
         first = list(islice(records, MAX_RECORDS_SEARCHED))
-        if not any(all(isinstance(one.fields.get(name), list) for name in spec.required_fields) for one in first):
+        words_and_tags = [[one.fields.get(name) for name in spec.required_fields] for one in first]
+        if not any(isinstance(a, list) and isinstance(b, list) and len(a) == len(b) for a, b in words_and_tags):
             raise UsageError(
-                f"{source.description}: {kind} needs a list of words and a list of tags in each record, but these are "
-                'texts; give a CoNLL file (a word and its tag in each line), or JSON Lines like {"tokens": ["Anna", '
-                '"sleeps"], "tags": ["B-PER", "O"]}'
+                f"{source.description}: {kind} needs a tag for each word, but no record has as many words as tags; "
+                f"give {EXAMPLES[kind]}"
             )
         return
     classes: set[str] = set()
