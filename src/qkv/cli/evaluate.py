@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any
 
 from qkv.cli.data import parse_fields, parse_files
 from qkv.cli.evaluate_search import evaluate_search
@@ -51,7 +49,7 @@ def evaluate(
     device: str = "cpu",
     int8: Int8 = False,
     int4: Int4 = False,
-    compare: Annotated[bool, Parameter(name="--baseline")] = True,
+    baseline: bool = True,
     json: Json = False,
 ) -> None:
     """Evaluate a model on data: the metrics of its task with 95 % intervals, and examples of its predictions.
@@ -109,21 +107,20 @@ def evaluate(
         Quantize the linear layers to int8, to measure the loss in quality.
     int4
         Quantize the linear layers to int4, in groups of 32 weights.
-    compare
+    baseline
         Compare a classifier that a run has trained with a linear SVM on the same data (extra: qkv[baseline]).
     """
     with fast_imports():
         from qkv.api import load
-        from qkv.render.evaluation import print_comparison, print_evaluation
+        from qkv.render.evaluation import print_evaluation
         from qkv.render.progress import progress_bar
         from qkv.search.folder import is_index
         from qkv.tasks.evaluate import evaluate as evaluate_model
         from qkv.tasks.evaluate import find_task
 
-    for option, value, minimum in (("limit", limit, 0), ("beam", beam, 1), ("batch-size", batch_size, 0)):
-        check_minimum(option, value, minimum)
-    check_minimum("samples", samples, 0)
-    check_minimum("resamples", resamples, 0)
+    check_minimum("beam", beam, 1)
+    for option, value in {"limit": limit, "batch-size": batch_size, "samples": samples, "resamples": resamples}.items():
+        check_minimum(option, value, 0)
     if is_index(Path(model)):
         model_options: dict[str, object] = {"valid": valid, "test": test, "columns": columns, "format": format}
         model_options |= {"records-key": records_key, "split": split, "beam": beam > 1, "batch-size": batch_size}
@@ -180,20 +177,28 @@ def evaluate(
     if problems.categories and not json:
         print_notes(source.describe(), str(problems.summary()).splitlines())
     if len(models) == 2:
-        differences = results[0].compare(results[1], resamples)
-        if resamples and not differences:
-            print_notes(models[1], [f"not compared with {model}: the models did not use the same records"])
-        if json:
-            both = [to_json(name, result) for name, result in zip(models, results, strict=True)]
-            print_json(described | {"models": both, "differences": differences_to_json(differences)})
-        else:
-            print_comparison(models, results, differences, StdoutConsole())
-        return
-    baseline = source.evaluate_baseline(records, results[0]) if compare else {}
+        return compare_results(models, results, described, json)
+    scores = source.evaluate_baseline(records, results[0]) if baseline else {}
     if json:
-        print_json(to_json(model, results[0]) | described | {"baseline": baseline})
+        print_json(to_json(model, results[0]) | described | {"baseline": scores})
     else:
-        print_evaluation(model, results[0], StdoutConsole(), baseline)
+        print_evaluation(model, results[0], StdoutConsole(), scores)
+
+
+def compare_results(
+    models: Sequence[str], results: "Sequence[Evaluation]", described: dict[str, Any], json: bool
+) -> None:
+    """Print the results of two models and their differences. `described` has the facts that both share."""
+    from qkv.render.evaluation import print_comparison
+
+    differences = results[0].compare(results[1], described["resamples"])
+    if described["resamples"] and not differences:
+        print_notes(models[1], [f"not compared with {models[0]}: the models did not use the same records"])
+    if json:
+        both = [to_json(name, result) for name, result in zip(models, results, strict=True)]
+        print_json(described | {"models": both, "differences": differences_to_json(differences)})
+    else:
+        print_comparison(models, results, differences, StdoutConsole())
 
 
 def split_models(model: str, data: Sequence[str]) -> tuple[list[str], list[str]]:
