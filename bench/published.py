@@ -100,7 +100,7 @@ def score_folder(folder: Path) -> None:
         else:
             result.pop("note", None)
         write_json(folder / "result.json", result)
-    shown = {name: result.get(name) for name in ("row", "seed", "seconds", "parameters", "scores", "note")}
+    shown = {name: result.get(name) for name in ("row", "seed", "seconds", "parameters", "tested on", "scores", "note")}
     print(json.dumps({name: value for name, value in shown.items() if value is not None}), flush=True)
 
 

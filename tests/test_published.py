@@ -69,7 +69,7 @@ CLASSES = [{"part": "dev", "label": "1", "prediction": "1", "probability": 0.9}]
 WRONG = {"part": "dev", "label": "0", "prediction": "1", "probability": 0.6}
 SCORED = {
     "sst": ([*CLASSES, WRONG], "dev", 75.0),
-    "cola": ([*CLASSES, {**WRONG, "prediction": "0"}], "dev_matthews", 100.0),
+    "cola": ([*CLASSES, {**WRONG, "prediction": "0"}, {**WRONG, "part": "test"}], "dev_matthews", 100.0),
     "atis": ([{"tags": ["B-a", "I-a", "O"], "prediction": ["B-a", "O", "O"]}], "slot_f1", 0.0),
     "ud_english_ewt": ([{"part": "dev", "tags": ["NOUN", "VERB"], "prediction": ["PROPN", "VERB"]}], "dev", 50.0),
     "stsb": ([{"part": "dev", "score": i / 5, "prediction": i**3} for i in range(5)], "dev_spearman", 1.0),
@@ -125,3 +125,33 @@ def test_the_threshold_of_clinc150_rejects_requests_out_of_scope(published):
     assert scores["in_scope"]["value"] == 100.0
     assert scores["in_scope_with_threshold"]["value"] == pytest.approx(200 / 3)
     assert scores["out_of_scope_recall"]["value"] == 50.0
+
+
+def test_rows_score_test_files_that_are_there(published, tmp_path):
+    def write(name, text=""):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    cola, _ = published.find_row("cola")
+    assert cola.find_parts(tmp_path) == ["in_domain_dev", "out_of_domain_dev"]
+    write("cola/out_of_domain_test.tsv")
+    assert cola.find_parts(tmp_path)[2:] == ["out_of_domain_test"]
+
+    summarise, _ = published.find_row("summarise")
+    for part in ("train", "dev", "test"):
+        assert summarise.find_test(tmp_path, "aeslc") == "dev"
+        write(f"aeslc/{part}.jsonl", json.dumps({"body": part, "subject": part}) + "\n")
+    assert summarise.find_test(tmp_path, "aeslc") == "test"
+    assert [one["target"] for one in summarise.read_aeslc(tmp_path)["test"]] == ["test"]
+
+    sigmorphon, _ = published.find_row("sigmorphon2017")
+    assert sigmorphon.find_test(tmp_path, "english").name == "english-dev"
+    write("sigmorphon2017/english-uncovered-test.gz")
+    assert sigmorphon.find_test(tmp_path, "english").name == "english-uncovered-test"
+
+    squadshifts, _ = published.find_row("squadshifts")
+    answer = {"question": "Who sleeps?", "answers": [{"text": "Anna", "answer_start": 0}]}
+    document = {"data": [{"paragraphs": [{"context": "Anna sleeps.", "qas": [answer]}] * 10}]}
+    for name in [*squadshifts.FILES.values(), "new_wiki_v1.0.json"]:
+        write(f"squadshifts/{name}", json.dumps(document))
+    assert list(squadshifts.read(tmp_path, quick=False)) == ["train", "valid", "amazon", "reddit", "new_wiki"]

@@ -97,7 +97,7 @@ def run(data: Path, out: Path, seed: int, quick: bool, variant: str) -> dict[str
         for line in frame.generate(trained, frame.shorten(read(test_file), quick), beam=5)
     ]
     frame.write_jsonl(out / "predictions.jsonl", predictions)
-    return {**trained.to_dict(), "test file": test_file.name}
+    return {**trained.to_dict(), "tested on": test_file.name}
 
 
 def score(predictions: list[dict[str, Any]]) -> dict[str, Any]:

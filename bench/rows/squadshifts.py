@@ -2,7 +2,8 @@
 
 Data: squadshifts/*.json: 9,885 questions about 2,050 Amazon reviews, 9,803 about 2,035 Reddit comments. Both are split
 80/10/10 by article with the seed 0. An Amazon article has about five reviews of different products; Reddit is a single
-article, so each comment counts as one. One model is trained on both.
+article, so each comment counts as one. One model is trained on both. If the files of the other two domains are there,
+new_wiki_v1.0.json and nyt_v1.0.json, all their questions are a test of articles of a kind that was not trained on.
 Unanswerable questions are generated in every part: every third question is also paired with another text of the part,
 the first that does not contain any of its answers in the order in which BM25 ranks texts for the question.
 Published: models that were trained on SQuAD and scored on all questions: BERT-large Amazon 82.5 F1 and 69.4 exact
@@ -21,6 +22,7 @@ from qkv.text.bm25 import BM25, InvertedIndexBuilder
 from rows import encoders, frame
 
 FILES = {"amazon": "amazon_reviews_v1.0.json", "reddit": "reddit_v1.0.json"}
+OTHER_FILES = {"new_wiki": "new_wiki_v1.0.json", "nyt": "nyt_v1.0.json"}
 UNANSWERABLE_EVERY = 3  # questions for each unanswerable one
 NUM_CANDIDATES = 20
 SPLIT_SEED = 0
@@ -59,6 +61,10 @@ def read(data: Path, quick: bool) -> dict[str, list[dict[str, Any]]]:
         ends = [0, len(articles) * 8 // 10, len(articles) * 9 // 10, len(articles)]
         for part, start, end in zip(("train", "valid", domain), ends, ends[1:], strict=False):
             parts[part] = parts.get(part, []) + make_records(articles[start:end], domain)
+    for domain, name in OTHER_FILES.items():
+        if encoders.has_file(path := data / "squadshifts" / name):
+            articles = [article["paragraphs"] for article in json.loads(frame.read_text(path))["data"]]
+            parts[domain] = make_records(articles[:2] if quick else articles, domain)
     return parts
 
 

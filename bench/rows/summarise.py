@@ -115,18 +115,23 @@ STEPS = {"aeslc": {"pretraining": 2000, "training": 1200}, "scitldr": {"pretrain
 FINE_TUNING_LR = 1.5e-3
 
 
+def find_test(data: Path, name: str) -> str:
+    """The name of the test part: test, or dev if there is no test file."""
+    return "test" if any((data / name).glob("test.jsonl*")) else "dev"
+
+
 def read_aeslc(data: Path) -> dict[str, list[dict[str, Any]]]:
     """Bodies and subject lines. Without test.jsonl, dev.jsonl is the test, and validation comes from train.jsonl."""
-    has_test = any((data / "aeslc").glob("test.jsonl*"))
+    test = find_test(data, "aeslc")
 
     def read(part: str) -> list[dict[str, Any]]:
         records = frame.read_jsonl(data / f"aeslc/{part}.jsonl")
         return [make_record("aeslc", one["body"], [one["subject"]]) for one in records]
 
-    train, valid = (read("train"), read("dev")) if has_test else frame.hold_out(read("train"), 500)
+    train, valid = (read("train"), read("dev")) if test == "test" else frame.hold_out(read("train"), 500)
     known = {one["source"] for one in train}  # one in ten e-mails occurs twice in train.jsonl
     valid = [one for one in valid if one["source"] not in known]
-    return {"train": train, "valid": valid, "test": read("test" if has_test else "dev")}
+    return {"train": train, "valid": valid, "test": read(test)}
 
 
 def read_scitldr(data: Path) -> dict[str, list[dict[str, Any]]]:
@@ -191,7 +196,8 @@ def run(data: Path, out: Path, seed: int, quick: bool, variant: str) -> dict[str
     ]
     frame.write_jsonl(out / "predictions.jsonl", predictions)
     facts = trained.to_dict()
-    return {**facts, "pretraining": None if before is None else before.to_dict()}
+    tested_on = f"{name}/{find_test(data, name)}.jsonl"
+    return {**facts, "pretraining": None if before is None else before.to_dict(), "tested on": tested_on}
 
 
 def to_chat(record: dict[str, Any]) -> dict[str, Any]:

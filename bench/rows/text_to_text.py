@@ -48,13 +48,14 @@ eval_examples = 300
 metric = "chrf"
 ema_decay = 0.995
 """
+TRANSLATION_TEST = "test_2016_flickr"
 LABELS = {"0": "negative", "1": "positive"}
 
 
 def read(data: Path, task: str) -> dict[str, list[dict[str, str]]]:
     """The parts of a task, each source with its prefix."""
     if task == "translate":
-        parts = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
+        parts = {"train": "train", "valid": "val", "test": TRANSLATION_TEST}
         sides = {
             part: [frame.read_lines(data / f"multi30k/{name}.{language}") for language in ("en", "de")]
             for part, name in parts.items()
@@ -104,7 +105,13 @@ def run(data: Path, out: Path, seed: int, quick: bool, variant: str) -> dict[str
         for line in frame.generate(trained, parts[task]["test"], beam=4, batch_size=128, max_tokens=128)
     ]
     frame.write_jsonl(out / "predictions.jsonl", predictions)
-    return trained.to_dict()
+    names = {
+        "translate": TRANSLATION_TEST,
+        "classify": "stsa.binary.dev",
+        "inflect": sigmorphon2017.find_test(data, "english").name,
+        "summarise": f"aeslc/{summarise.find_test(data, 'aeslc')}.jsonl",
+    }
+    return {**trained.to_dict(), "tested on": {task: names[task] for task in tasks}}
 
 
 def score(predictions: list[dict[str, Any]]) -> dict[str, Any]:
