@@ -8,15 +8,9 @@ from rich.text import Text
 from qkv.render.formatting import escape_controls, plain_table, truncate
 from qkv.tasks.baseline import BASELINE_NAME
 from qkv.tasks.metrics import ClassReport, Difference, Interval
+from qkv.tasks.metrics.notation import find_scale
 from qkv.tasks.task import Evaluation
 
-SCORES_TO_100 = ("bleu", "bleu_lowercase", "tokenised_bleu", "sacrebleu", "chrf", "ter")
-"""Metrics from 0 to 100, printed with two decimals."""
-PLAIN_METRICS = (
-    *("loss", "perplexity", "bits_per_character", "bits_per_byte"),
-    *("matthews", "pearson", "spearman", "mean_reciprocal_rank", "ndcg", "mean_average_precision"),
-)
-"""Metrics that are printed with four decimals. All other metrics are fractions, printed as percentages."""
 MAX_TEXT_CHARS = 300
 MAX_CLASSES = 12
 MAX_CLASS_CHARS = 30
@@ -121,11 +115,10 @@ def format_metric(name: str, value: float) -> str:
     >>> format_metric("loss", 1.46971), format_metric("spearman", 0.82034)
     ('1.4697', '0.8203')
     """
-    if name in SCORES_TO_100:
-        return f"{value:.2f}"
-    if name.partition("@")[0] in PLAIN_METRICS:
+    scale = find_scale(name)
+    if scale == "plain":
         return f"{value:.4f}"
-    return f"{100 * value:.1f} %"
+    return f"{value:.2f}" if scale == "0 to 100" else f"{100 * value:.1f} %"
 
 
 def format_interval(name: str, interval: Interval | None) -> str:

@@ -9,12 +9,13 @@ from rich.padding import Padding
 from rich.text import Text
 
 from qkv.render.formatting import escape_controls, plain_table, truncate
+from qkv.tasks.metrics.notation import name_metric
 from qkv.tasks.metrics.report import most_confused
 from qkv.tasks.report import RunReport
 from qkv.tasks.report.facts import capitalise, count_nouns
 from qkv.tasks.report.leakage import LeakageReport
 from qkv.tasks.report.rules_data import describe_gain
-from qkv.tasks.report.score import JudgedRecord, Measured, ScoreReport, format_score, name_metric
+from qkv.tasks.report.score import JudgedRecord, Measured, ScoreReport, format_score
 
 MAX_TEXT_CHARS = 140
 MAX_ERRORS, MAX_CLASSES, MAX_CONFUSIONS, MAX_LEAKS = 5, 8, 5, 3

@@ -101,7 +101,7 @@ function scoreView(data) {
 function scoreSentence({score}) {
   const sampled = score.num_records < score.num_usable ? `${score.num_records.toLocaleString("en")} of ` : "";
   const total = countNouns(Math.max(score.num_records, score.num_usable), score.unit);
-  const measured = `${metricName(score.metric)} on ${sampled}${total}`;
+  const measured = `${startSentence(score.metric_name)} on ${sampled}${total}`;
   const unusable = score.num_unusable ? ` ${score.num_unusable.toLocaleString("en")} more lack a field of the task.` : "";
   const best = score.metric === "loss" ? score.baselines[0] : score.baselines.at(-1);
   if (!best) return `${measured}.${unusable}`;
@@ -113,15 +113,9 @@ function scoreSentence({score}) {
   return `${measured}: the model is ${words} the best baseline (${best.name}).${unusable}`;
 }
 
-/** A metric at the beginning of a sentence. */
-function metricName(metric) {
-  const known = {
-    ...{f1: "F1", micro_f1: "Micro F1", macro_f1: "Macro F1", matthews: "Matthews' correlation"},
-    ...{bleu: "BLEU", bleu_lowercase: "BLEU in lower case", tokenised_bleu: "Tokenised BLEU", sacrebleu: "sacreBLEU"},
-    ...{chrf: "chrF", rouge1: "ROUGE-1", rouge2: "ROUGE-2", rougeL: "ROUGE-L"},
-  };
-  const words = metric.replaceAll("_", " ");
-  return known[metric] ?? words[0].toUpperCase() + words.slice(1);
+/** The name of a metric at the beginning of a sentence; "chrF" and the like stay as they are. */
+function startSentence(name) {
+  return /^[a-z]+( |$)/.test(name) ? name[0].toUpperCase() + name.slice(1) : name;
 }
 
 function trainingView(data) {

@@ -8,14 +8,16 @@ const LEFT = 56;
 const RIGHT = 16;
 const COUNT = new Intl.NumberFormat("en", {notation: "compact", maximumFractionDigits: 1});
 
-const TO_100 = ["bleu", "bleu_lowercase", "tokenised_bleu", "sacrebleu", "chrf"];
-const PLAIN = ["loss", "spearman", "pearson", "matthews"];
-
-/** A score in its usual notation. */
-export function formatScore(metric, value) {
+/** A score in the notation of its scale: "plain", "0 to 100" or "fraction". */
+export function formatScore(scale, value) {
   if (value === null || value === undefined) return "–";
-  if (PLAIN.includes(metric)) return value.toFixed(3);
-  return TO_100.includes(metric) ? value.toFixed(1) : `${(100 * value).toFixed(1)} %`;
+  if (scale === "plain") return value.toFixed(3);
+  return scale === "0 to 100" ? value.toFixed(1) : `${(100 * value).toFixed(1)} %`;
+}
+
+/** Whether the best possible score is not 1. */
+function isLarge({scale, metric}) {
+  return scale === "0 to 100" || metric === "loss";
 }
 
 /** The model and the baselines as bars with confidence intervals. */
@@ -26,14 +28,14 @@ export function scoreChart(score) {
     ...(score.training ? [["this model on its training data", score.training]] : []),
   ];
   const ends = rows.flatMap(([, one]) => [one.value, ...(one.interval ?? [])]).filter((value) => value !== null);
-  const most = TO_100.includes(score.metric) || score.metric === "loss" ? Math.max(...ends, 1e-9) : 1;
+  const most = isLarge(score) ? Math.max(...ends, 1e-9) : 1;
   const place = (value) => `${Math.min(100, Math.max(0, (100 * value) / most))}%`;
   return html(
     "ul",
     {class: "scores"},
     rows.map(([name, one], i) => {
       const [low, high] = one.interval ?? [null, null];
-      const interval = low === null ? "" : ` (${formatScore(score.metric, low)} to ${formatScore(score.metric, high)})`;
+      const interval = low === null ? "" : ` (${formatScore(score.scale, low)} to ${formatScore(score.scale, high)})`;
       const track = html("span", {class: "track", "aria-hidden": "true"}, html("i", {style: {width: place(one.value)}}));
       if (low !== null) {
         const width = `${(100 * (Math.min(high, most) - Math.max(low, 0))) / most}%`;
@@ -44,7 +46,7 @@ export function scoreChart(score) {
         {class: i === 0 ? "own" : ""},
         html("span", {class: "name"}, name),
         track,
-        html("span", {class: "value"}, html("strong", {}, formatScore(score.metric, one.value)), html("small", {}, interval)),
+        html("span", {class: "value"}, html("strong", {}, formatScore(score.scale, one.value)), html("small", {}, interval)),
       );
     }),
   );
@@ -71,7 +73,7 @@ export function lossChart(curves) {
 export function curveChart(curve) {
   const points = curve.points.map((one) => [one.records, one.score]);
   const [size, score] = points.at(-1);
-  const factor = TO_100.includes(curve.metric) || curve.metric === "loss" ? 1 : 100;
+  const factor = isLarge(curve) ? 1 : 100;
   const sign = (value) => `${value < 0 ? "−" : "+"}${Math.abs(factor * value).toFixed(1)}`;
   const [low, high] = curve.interval;
   const band = [2 * size, score + low, score + high];
@@ -90,7 +92,7 @@ export function curveChart(curve) {
           ["measured", points, "line"],
           ["twice the data", [[size, score], [2 * size, score + curve.gain]], "line dashed"],
         ],
-        {y: (value) => formatScore(curve.metric, value), log: true, dots: points, band},
+        {y: (value) => formatScore(curve.scale, value), log: true, dots: points, band},
       ),
     ),
   );

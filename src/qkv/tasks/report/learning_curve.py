@@ -25,6 +25,7 @@ import numpy as np
 from qkv.data.records import Record
 from qkv.tasks.judges import Judge
 from qkv.tasks.metrics.bootstrap import bootstrap, percentiles
+from qkv.tasks.metrics.notation import find_scale
 from qkv.tasks.report.score import judge_records, to_points
 from qkv.tasks.task import TextModel
 from qkv.tasks.train import train
@@ -62,8 +63,8 @@ class LearningCurve:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The curve for JSON."""
-        return asdict(self)
+        """The curve for JSON, with the scale of its scores."""
+        return asdict(self) | {"scale": find_scale(self.metric)}
 
 
 def learn_fractions(

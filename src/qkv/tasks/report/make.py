@@ -28,6 +28,7 @@ from qkv.tasks.baseline import BASELINE_NAME
 from qkv.tasks.describe import first_batch
 from qkv.tasks.evaluate import evaluate, find_task
 from qkv.tasks.judges import Judge, LabelJudge, find_judge
+from qkv.tasks.metrics.notation import name_metric
 from qkv.tasks.prepare.model import apply_adapters
 from qkv.tasks.prepare.prepare import PreparedRun
 from qkv.tasks.report.advice import give_advice
@@ -46,7 +47,6 @@ from qkv.tasks.report.score import (
     add_baselines,
     judge_records,
     measure,
-    name_metric,
     report_score,
 )
 from qkv.tasks.task import TextModel, require_tokenizer

@@ -3,9 +3,10 @@
 import shlex
 
 from qkv.tasks.baseline import BASELINE_NAME
+from qkv.tasks.metrics.notation import name_metric
 from qkv.tasks.report.facts import Advice, Facts, count_nouns, list_files
 from qkv.tasks.report.learning_curve import LearningCurve
-from qkv.tasks.report.score import format_score, name_metric, to_points
+from qkv.tasks.report.score import format_score, to_points
 
 MIN_LEAKS, LEAK_FRACTION, LEAK_POINTS = 3, 0.05, 1.0
 """Leaks matter if they are this fraction of the records, or if they change the score by this many points."""

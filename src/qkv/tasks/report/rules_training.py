@@ -4,8 +4,9 @@ import shlex
 from dataclasses import replace
 
 from qkv.inside.doctor import Finding
+from qkv.tasks.metrics.notation import name_metric
 from qkv.tasks.report.facts import Advice, Facts, capitalise, is_language_model_at_baseline, list_files
-from qkv.tasks.report.score import format_score, name_metric, to_points
+from qkv.tasks.report.score import format_score, to_points
 
 GAP_POINTS = 8.0  # between the scores on training and validation data
 UNDERFITTED = 90.0  # points; a lower score on the training data shows that the model is too small or hardly trained

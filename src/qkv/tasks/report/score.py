@@ -12,6 +12,7 @@ from qkv.data.records import Record
 from qkv.tasks import metrics
 from qkv.tasks.judges import Judge
 from qkv.tasks.metrics.bootstrap import confidence_intervals
+from qkv.tasks.metrics.notation import find_scale, name_metric
 from qkv.tasks.report.baselines import applicable_baselines
 from qkv.tasks.task import TextModel
 from qkv.text.bm25 import normalized_words
@@ -20,23 +21,6 @@ TIMED_RECORDS, SAMPLE_GROWTH = 4, 8
 """The number of records that are predicted first, and the largest ratio of two sizes of the sample."""
 LENGTH_GROUPS = 4
 MIN_GROUP = 10  # records of a group of lengths
-POINTS = dict.fromkeys(("loss", "bleu", "bleu_lowercase", "tokenised_bleu", "sacrebleu", "chrf"), 1.0)
-"""Factors that turn a metric into points; all others are fractions: 0.01 is one point."""
-METRIC_NAMES = {
-    "f1": "F1",
-    "micro_f1": "micro F1",
-    "macro_f1": "macro F1",
-    "matthews": "Matthews' correlation",
-    "bleu": "BLEU",
-    "bleu_lowercase": "BLEU in lower case",
-    "tokenised_bleu": "tokenised BLEU",
-    "sacrebleu": "sacreBLEU",
-    "chrf": "chrF",
-    "rouge1": "ROUGE-1",
-    "rouge2": "ROUGE-2",
-    "rougeL": "ROUGE-L",
-}
-"""Metrics whose name in a sentence is not their name in a recipe without underscores."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +78,8 @@ class ScoreReport:
         return max(self.baselines, key=lambda one: sign * one.value, default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """The score for JSON."""
-        return asdict(self)
+        """The score for JSON, with the name of the metric in a sentence and the scale of its values."""
+        return asdict(self) | {"metric_name": name_metric(self.metric), "scale": find_scale(self.metric)}
 
 
 @dataclass
@@ -213,16 +197,12 @@ def format_score(metric: str, value: float) -> str:
     >>> format_score("accuracy", 0.9512), format_score("bleu", 41.02), format_score("loss", 1.46971)
     ('95.1 %', '41.0', '1.470')
     """
-    if metric in ("loss", "spearman", "pearson", "matthews"):
+    scale = find_scale(metric)
+    if scale == "plain":
         return f"{value:.3f}"
-    return f"{value:.1f}" if metric in POINTS else f"{100 * value:.1f} %"
+    return f"{value:.1f}" if scale == "0 to 100" else f"{100 * value:.1f} %"
 
 
 def to_points(metric: str, difference: float) -> float:
-    """A difference of scores in points: one BLEU, or one percent."""
-    return difference * POINTS.get(metric, 100.0)
-
-
-def name_metric(metric: str) -> str:
-    """A metric in a sentence."""
-    return METRIC_NAMES.get(metric, metric.replace("_", " "))
+    """A difference of scores in points: one BLEU, one nat of a loss, or one percent."""
+    return difference if metric == "loss" or find_scale(metric) == "0 to 100" else 100 * difference

@@ -1,0 +1,47 @@
+"""How metrics are written: their names in a sentence, and the scale of their values."""
+
+from typing import Literal
+
+Scale = Literal["0 to 100", "plain", "fraction"]
+"""A score from 0 to 100, a number that is written as it is, or a fraction, which is written as a percentage."""
+
+FROM_0_TO_100 = ("bleu", "bleu_lowercase", "tokenised_bleu", "sacrebleu", "chrf", "ter")
+PLAIN_METRICS = (
+    *("loss", "perplexity", "bits_per_character", "bits_per_byte"),
+    *("matthews", "pearson", "spearman", "mean_reciprocal_rank", "ndcg", "mean_average_precision"),
+)
+METRIC_NAMES = {
+    "f1": "F1",
+    "micro_f1": "micro F1",
+    "macro_f1": "macro F1",
+    "matthews": "Matthews' correlation",
+    "bleu": "BLEU",
+    "bleu_lowercase": "BLEU in lower case",
+    "tokenised_bleu": "tokenised BLEU",
+    "sacrebleu": "sacreBLEU",
+    "chrf": "chrF",
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
+    "rougeL": "ROUGE-L",
+}
+"""Metrics whose name in a sentence is not their name in a recipe without underscores."""
+
+
+def find_scale(metric: str) -> Scale:
+    """The scale of a metric; of a search, without its number of files.
+
+    >>> find_scale("bleu"), find_scale("ndcg@10"), find_scale("accuracy")
+    ('0 to 100', 'plain', 'fraction')
+    """
+    if metric in FROM_0_TO_100:
+        return "0 to 100"
+    return "plain" if metric.partition("@")[0] in PLAIN_METRICS else "fraction"
+
+
+def name_metric(metric: str) -> str:
+    """A metric in a sentence.
+
+    >>> name_metric("rougeL"), name_metric("exact_match")
+    ('ROUGE-L', 'exact match')
+    """
+    return METRIC_NAMES.get(metric, metric.replace("_", " "))
