@@ -11,7 +11,7 @@ import qkv
 from qkv.inside.doctor import Finding
 from qkv.tasks.report.advice import give_advice
 from qkv.tasks.report.data import DataReport
-from qkv.tasks.report.facts import Facts
+from qkv.tasks.report.facts import Advice, Facts
 from qkv.tasks.report.fit import Fit
 from qkv.tasks.report.leakage import Leak, LeakageReport
 from qkv.tasks.report.learning_curve import LearningCurve
@@ -56,16 +56,16 @@ def test_healthy_facts_give_no_advice() -> None:
 
 
 def test_a_model_that_cannot_fit_its_training_data_is_too_small() -> None:
-    assert names(score=with_scores(0.58, 0.9, 0.6)) == ["too_small", "pretrained"]
+    assert names(score=with_scores(0.58, 0.9, 0.6)) == ["pretrained", "too_small"]
     assert "too_small" not in names(score=with_scores(0.58, 0.9, 0.99)), "it fits its training data"
     assert "too_small" not in names(score=with_scores(0.58, 0.9, 0.6), data=replace(DATA, truncated=1))
     much = replace(DATA, tokens=100 * RECIPE.train.batch_tokens)
     for steps, is_advised in ((50, False), (300, True)):  # half an epoch, three epochs
         found = names(score=with_scores(0.58, 0.9, 0.6), fit=replace(SETTLED, steps=steps), data=much)
         assert ("too_small" in found) == is_advised
-    (advice, _) = give_advice(make_facts(score=with_scores(0.58, 0.9, 0.6)))
+    (_, advice) = give_advice(make_facts(score=with_scores(0.58, 0.9, 0.6)))
     assert advice.overrides == ("model.width=256", "model.layers=4")
-    assert advice.command == "qkv train runs/a/recipe.toml run=runs/a-2 model.width=256 model.layers=4"
+    assert advice.command == "qkv train runs/a/recipe.toml run=runs/a-3 model.width=256 model.layers=4"
 
 
 OVERFITTED = Fit("overfitted", "the validation loss was lowest at step 10 of 100 (1) and rose to 2, while it fell")
@@ -105,10 +105,10 @@ def test_every_command_trains_a_run_of_its_own(tmp_path: Path) -> None:
     wide = replace(wide, model=Measured("model", 0.58, (0.5, 0.66)))
     recipe = replace(RECIPE, data=replace(RECIPE.data, valid_fraction=0.1))
     given = give_advice(make_facts(run=run, new_run="", fit=OVERFITTED, score=wide, recipe=recipe))
-    assert [advice.name for advice in given] == ["overfitting", "pretrained", "few_records"]
+    assert [advice.name for advice in given] == ["pretrained", "overfitting", "few_records"]
     runs = [word for advice in given for word in shlex.split(advice.command) if word.startswith("run=")]
     assert runs == [f"run={run}-{number}" for number in (3, 5, 6)]
-    assert f"--out '{run}-5.toml' && qkv train '{run}-5.toml' 'run={run}-5'" in given[1].command
+    assert f"--out '{run}-3.toml' && qkv train '{run}-3.toml' 'run={run}-3'" in given[0].command
 
 
 def test_bleu_is_compared_as_points() -> None:
@@ -191,6 +191,28 @@ def test_a_quick_report_on_a_model_that_has_not_learned_points_to_the_full_one()
     assert names(same_output=0.94, score=with_scores(0.0, 0.4, 0.0), fit=IMPROVING)[0] == "underfitting"
 
 
+def test_a_run_that_read_few_of_its_records_gets_the_budget_to_read_them_twice() -> None:
+    def advise(steps: int, kind: str = "classification", **changes: Any) -> Advice:
+        data = replace(DATA, tokens=1000 * RECIPE.train.batch_tokens)
+        recipe = replace(RECIPE, objective=ObjectiveSection(kind=kind), train=TrainSection(steps=steps))
+        (advice,) = give_advice(make_facts(fit=replace(IMPROVING, steps=steps), data=data, recipe=recipe, **changes))
+        return advice
+
+    assert advise(250).overrides == ("train.steps=2000",)
+    assert "The run has read 25 % of its training data." in advise(250).reason
+    assert advise(20).overrides == ("train.steps=200",), "at most ten times"
+    assert advise(3000).overrides == ("train.steps=6000",)
+    assert "read" not in advise(3000).reason
+    assert advise(250, kind="causal_lm", score=None).overrides == ("train.steps=500",), "no records"
+
+
+def test_a_few_steps_of_the_first_epoch_are_too_few_to_blame_the_learning_rate() -> None:
+    unknown = Fit("unknown", "too few steps were logged to judge the training")
+    score = with_scores(0.0, 0.4, 0.0)
+    assert names(fit=unknown, same_output=0.94, score=score, is_first_epoch=True)[0] == "underfitting"
+    assert names(fit=unknown, same_output=0.94, score=score, is_first_epoch=False) == ["not_learned"]
+
+
 def test_a_lower_loss_is_better() -> None:
     language = replace(RECIPE, objective=ObjectiveSection(kind="causal_lm"))
     assert names(score=with_scores(4.0, 3.0, 4.0, "loss"), recipe=language) == ["baseline"]
@@ -211,7 +233,9 @@ def test_a_language_model_must_be_better_than_token_frequencies(
     metric: str, model: float, baseline: float, advised: bool
 ) -> None:
     """Language models are not evaluated on their training data."""
-    recipe = replace(RECIPE, objective=ObjectiveSection(kind="mlm" if metric == "masked_accuracy" else "causal_lm"))
+    recipe = replace(
+        RECIPE, objective=ObjectiveSection(kind="masked_lm" if metric == "masked_accuracy" else "causal_lm")
+    )
     score = replace(with_scores(model, baseline, 0.0, metric), training=None)
     found = give_advice(make_facts(score=score, recipe=recipe))
     assert [(one.name, one.title) for one in found] == [
@@ -221,7 +245,7 @@ def test_a_language_model_must_be_better_than_token_frequencies(
 
 def test_a_language_model_at_its_baseline_gets_the_learning_rate_that_was_faster_in_the_test() -> None:
     score = replace(with_scores(0.097, 0.096, 0.0, "masked_accuracy"), training=None)
-    recipe = replace(RECIPE, objective=ObjectiveSection(kind="mlm"))
+    recipe = replace(RECIPE, objective=ObjectiveSection(kind="masked_lm"))
     losses = {str(RECIPE.train.lr): 5.0, str(10 * RECIPE.train.lr): 3.0}
     check = Finding("learning_rate", "warning", "", values={"losses": losses})
     (advice,) = give_advice(make_facts(score=score, recipe=recipe, lr_check=check))

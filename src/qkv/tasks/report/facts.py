@@ -5,6 +5,7 @@ import shlex
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from qkv.data.objectives.table import OBJECTIVES
 from qkv.inside.doctor import Finding
 from qkv.models import Config
 from qkv.tasks.report.data import DataReport
@@ -19,6 +20,7 @@ NEARLY_PERFECT = 98.0  # points
 MIN_LEAD = 2.0  # points above a baseline
 MIN_LOSS_LEAD = 0.1  # nats per token below the unigram model
 LANGUAGE_METRICS = ("loss", "masked_accuracy")  # the main metrics of language models
+MAX_BUDGET_FACTOR = 10
 SAME_OUTPUT = 0.9  # the fraction of equal predictions of a model that has learned nothing
 
 
@@ -59,6 +61,7 @@ class Facts:
     lr_check: Finding | None = None
     same_output: float = 0.0  # the fraction of equal predictions, if the expected outputs differ
     metric_curve: list[tuple[float, float]] = field(default_factory=list)  # the main metric in the run
+    is_first_epoch: bool = False  # whether the run ended before it had read its training data once
     late_metric_gain: float = 0.0  # of the main metric in the last quarter of the training, if it ended at its best
     new_run: str = ""  # a free name for the next run; by default that of this run with -2
 
@@ -76,10 +79,12 @@ class Facts:
 
     @property
     def budget_overrides(self) -> tuple[str, ...]:
-        """Twice the budget of the run."""
+        """Twice the budget of the run. If it read few of its records, enough to read them twice, up to ten times."""
         train = self.recipe.train
+        reads_records = not OBJECTIVES[self.recipe.objective.kind].reads_documents
+        factor = min(max(2, math.ceil(2 / self.epochs)), MAX_BUDGET_FACTOR) if reads_records else 2
         limits = {"steps": train.steps, "minutes": train.minutes, "epochs": train.epochs}
-        return tuple(f"train.{name}={2 * value:g}" for name, value in limits.items() if value)
+        return tuple(f"train.{name}={factor * value:g}" for name, value in limits.items() if value)
 
     @property
     def is_trained_from_scratch(self) -> bool:

@@ -35,8 +35,8 @@ def advise_lr(facts: Facts) -> Advice | None:
     best = better_lr(check)
     if facts.fit.verdict == "diverged" and (best is None or best > lr):
         return facts.advise("lr_too_high", "Lower the learning rate", reason, f"train.lr={lr / 10:.3g}")
-    if check is None and facts.fit.verdict == "improving":
-        return None  # the run was too short
+    if check is None and is_too_short(facts):
+        return None
     if check is None:  # a quick report, which does not test learning rates
         title = "Find out why the model has not learned: the report tests other learning rates"
         return Advice("not_learned", title, reason.strip(), command=shlex.join(["qkv", "report", facts.run]))
@@ -84,7 +84,7 @@ def advise_overfitting(facts: Facts) -> Advice | None:
 
 def advise_underfitting(facts: Facts) -> Advice | None:
     """A run that was still improving, or is not better than a baseline, is too short, or the model is too small."""
-    has_passed = facts.fit.verdict == "improving" if facts.lr_check is None else facts.lr_check.status == "ok"
+    has_passed = is_too_short(facts) if facts.lr_check is None else facts.lr_check.status == "ok"
     is_slow = facts.has_not_learned and facts.fit.verdict != "diverged" and has_passed
     is_other = (facts.has_not_learned and not is_slow) or advise_overfitting(facts) is not None
     if facts.is_nearly_perfect or is_other:
@@ -125,8 +125,17 @@ def advise_underfitting(facts: Facts) -> Advice | None:
     return advise_longer(facts, f"{name} is {own}, about the same on the training data ({reached}), and {best}.")
 
 
+def is_too_short(facts: Facts) -> bool:
+    """Whether the run ended while it was improving, or had read only some of its training data in a few steps."""
+    return facts.fit.verdict == "improving" or (facts.fit.verdict == "unknown" and facts.is_first_epoch)
+
+
 def advise_longer(facts: Facts, reason: str) -> Advice:
-    """Twice the budget."""
+    """Twice the budget, or more if the run has read few of its records."""
+    if facts.epochs < 1:
+        reason += f" The run has read {100 * facts.epochs:.2g} % of its training data."
+    elif facts.is_first_epoch:
+        reason += " The run ended before it had read its training data once."
     return facts.advise("underfitting", "Train longer", reason, *facts.budget_overrides)
 
 
