@@ -18,6 +18,7 @@ from qkv.tasks.run.align import align_words
 from qkv.tasks.run.capitals import lower_capitals, write_capitals
 from qkv.tasks.run.generate import generate_batched, limit_new_tokens, make_generation_options, prompt_ids
 from qkv.tasks.run.long_texts import check_too_long, describe_choices
+from qkv.tasks.run.lost_numbers import StandIns, replace_lost_numbers
 from qkv.tasks.run.verbatim import CleanSource, inner_span, leave_out_copied, symbol_check, without_clause_mark
 from qkv.tasks.task import TextModel, check_flag, check_top
 from qkv.text.sentences import CharSpan, fit_spans, split_sentences, split_to_fit
@@ -81,22 +82,35 @@ def translate(
         if model.config.reads_sentences:  # all sentences that it knows are complete, so it would complete a clause
             spans = [without_clause_mark(text, span) for span in spans]
         spans = [part for span in spans for part in split_to_fit(text, span, fits)]
-        cleaned = [(leave_out_copied(text[start:end], is_unseen), (start, end)) for start, end in spans]
-        has_letters = [any(map(str.isalpha, clean.text)) for clean, _ in cleaned]  # a part without letters is copied
-        kept = [one for one, keep in zip(cleaned, has_letters, strict=True) if keep]
-        read = [lower_capitals(clean.text, model.tokenizer) for clean, _ in kept]
-        return [
-            Part(source, span, clean, source != clean.text) for source, (clean, span) in zip(read, kept, strict=True)
-        ]
+        found = [read_sentence(text[start:end], (start, end)) for start, end in spans]
+        return [part for part in found if any(map(str.isalpha, part.source))]  # a part without letters is copied
+
+    def read_sentence(sentence: str, span: CharSpan) -> Part:
+        clean = leave_out_copied(sentence, is_unseen)
+        source = lower_capitals(clean.text, model.tokenizer)
+        return Part(source, span, clean, source != clean.text)
 
     parts = [split(text) for text in texts]
     for several in parts:
         if several:
             several[0].prefix = prefix.rstrip()
     flat = [part for several in parts for part in several]
-    generate_parts(model, flat, prompt, with_beams(options, top), TRANSLATE_OPTIONS, batch_size, progress)
+
+    def generate(chosen: Sequence[Part], progress: OnProgress | None) -> None:
+        generate_parts(model, chosen, prompt, with_beams(options, top), TRANSLATE_OPTIONS, batch_size, progress)
+        for part in chosen:
+            finish_part(model, part, prompt, align)
+
+    generate(flat, progress)
+    again = list[tuple[Part, StandIns, Part]]()
     for part in flat:
-        finish_part(model, part, prompt, align)
+        assert part.result is not None
+        if part.clean and (stand_ins := replace_lost_numbers(part.clean.sentence, part.result.text)):
+            again.append((part, stand_ins, replace(read_sentence(stand_ins.text, part.span), prefix=part.prefix)))
+    generate([part for _, _, part in again], None)
+    for part, stand_ins, second in again:
+        assert second.result is not None
+        part.result = stand_ins.restore_numbers(second.result) or part.result
     return [join_parts(text, several, keep_gaps=True) for text, several in zip(texts, parts, strict=True)]
 
 

@@ -1,0 +1,78 @@
+"""Numbers that a translation has lost are translated again with a stand-in."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import qkv
+from qkv.tasks.results import GeneratedText, WordLink
+from qkv.tasks.run.lost_numbers import replace_lost_numbers
+from qkv.text.words import split_words
+
+EN_FR = qkv.load("en-fr")
+
+
+@pytest.mark.parametrize(
+    ("sentence", "translation", "read"),
+    [
+        ("It cost $12.99.", "Ça coûtait 12 dollars.", "It cost $24."),
+        ("On 3 May 2022 he left.", "Le 32 mai 2022, il est parti.", "On 24 May 2022 he left."),
+        ("Call +33 6 12 34 56 78!", "Appelle 33 612 !", "Call 555-0187!"),
+        ("5 and 24 and 24", "3", "36 and 47 and 58"),
+        ("It cost 12,99 euros.", "Ça coûtait 12 euros.", "It cost 1985 euros."),
+        ("We are 1,250.", "Nous sommes 1250.", None),
+        ("We are 1,250.", "Nous sommes 1 250.", None),
+        ("At 10:30.", "À 10 h 30.", None),
+        ("At 8 p.m. or 8:30PM.", "À 20 heures ou 20 h 30.", None),
+        ("The 1st of 12B", "Le premier", None),
+        ("1 2, 3; 4; 5; 6; 7; 8", "", None),  # more numbers than stand-ins
+        ("No number", "Pas de nombre", None),
+    ],
+)
+def test_what_is_read_again(sentence: str, translation: str, read: str | None) -> None:
+    found = replace_lost_numbers(sentence, translation)
+    assert (found and found.text) == read
+
+
+@given(st.lists(st.sampled_from(["12.99", "7", "06 12 34 56 78", "1985", "cat", "a-b", ",", "24"]), max_size=8))
+def test_a_translation_that_keeps_the_stand_ins_has_the_numbers_and_links_to_them(words: list[str]) -> None:
+    sentence = " ".join(words)
+    found = replace_lost_numbers(sentence, "")
+    if found is not None:
+        links = [WordLink(found.text[a:b], found.text[a:b], a, b, a, b, 1.0) for a, b in split_words(found.text)]
+        result = found.restore_numbers(GeneratedText(found.text, found.text, 0.0, "end", [], alignment=links))
+        assert result is not None
+        assert result.source == result.text == sentence
+        for link in result.alignment:
+            assert link.source == link.target == sentence[link.source_start : link.source_end]
+            assert sentence[link.target_start : link.target_end] == link.target
+
+
+def test_a_translation_without_the_stand_in_is_not_used() -> None:
+    found = replace_lost_numbers("I have 2 dogs.", "J'ai des chiens.")
+    assert found is not None
+    texts = ["J'ai 24 chiens.", "J'ai 240 chiens.", "J'ai 24 ou 24 chiens.", "J'ai vingt-quatre chiens."]
+    results = [found.restore_numbers(GeneratedText("", text, 0.0, "end", [])) for text in texts]
+    assert [result and result.text for result in results] == ["J'ai 2 chiens.", None, None, None]
+    result = GeneratedText("", texts[0], 0.0, "end", [], [GeneratedText("", text, 0.0, "end", []) for text in texts])
+    restored = found.restore_numbers(result)
+    assert restored is not None
+    assert [other.text for other in restored.alternatives] == ["J'ai 2 chiens."]
+
+
+@pytest.mark.parametrize(
+    ("text", "translation"),
+    [
+        ("The book costs $12.99.", "Le livre coûte 12.99 dollars."),
+        ("The meeting is on Tuesday, 3 May 2022 at 10:30 a.m.", "La réunion est mardi, 3 mai 2022 à 10 h 30."),
+        ("Call me at +33 6 12 34 56 78 tomorrow.", "Appelle-moi au +33 6 12 34 56 78 demain."),
+        ("HIS NUMBER IS 06 12 34 56 78 😀!", "SON NUMÉRO EST 06 12 34 56 78 😀 !"),
+        ("5 is less than 8. She was born in 1987.", "5 fait moins de 8. Elle est née en 1987."),
+    ],
+)
+def test_the_translator_in_the_box_keeps_numbers(text: str, translation: str) -> None:
+    result = EN_FR.translate(text, align=True)
+    assert result.text == translation
+    for link in result.alignment:
+        assert text[link.source_start : link.source_end] == link.source
+        assert result.text[link.target_start : link.target_end] == link.target
