@@ -485,6 +485,12 @@ def test_several_results_are_shown(
     monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(b"the fox\n")))
     _, err = said(capsys, ["run", str(models / "classify"), "--top", "2"], code=2)
     assert "--top 2 needs --json for lines on stdin" in err
+    out, _ = said(capsys, ["run", str(models / "text_to_text"), "a fox", "--align"])
+    aligned = qkv.load(models / "text_to_text").translate("a fox", align=True, sentences=False)
+    assert out == f"{aligned}\n"
+    assert len(out.splitlines()) > 1
+    _, err = said(capsys, ["run", str(models / "text_to_text"), "--align"], code=2)
+    assert "--align needs --json for lines on stdin" in err
 
 
 def test_a_decoder_suggests_completions(

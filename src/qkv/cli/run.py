@@ -121,7 +121,7 @@ def run(
         Encoder-decoders: generate sentence by sentence, for texts of any length. The default for a model that was
         trained on pairs of sentences, such as the one in the box.
     align
-        Encoder-decoders: add the source word that each generated word depends on most; see --json.
+        Encoder-decoders: list the source word that each generated word depends on most. For lines on stdin, add --json.
     prefix
         Encoder-decoders: the text that the output must begin with.
     must_answer
@@ -159,8 +159,9 @@ def run(
     of_task: dict[str, Any] = {"top": top, "threshold": threshold, "too_long": too_long, "must_answer": must_answer}
     of_task |= {"sentences": sentences, "align": align, "prefix": prefix}
     chosen = check_task_options(of_task, task)
-    if top > 1 and not texts and not json:
-        raise UsageError(f"--top {top} needs --json for lines on stdin: each has one line of output; add --json")
+    if (top > 1 or align) and not texts and not json:
+        option = f"--top {top}" if top > 1 else "--align"
+        raise UsageError(f"{option} needs --json for lines on stdin: each has one line of output; add --json")
     if task.name == "text_to_text" and sentences is None and draft is None and loaded.config.reads_sentences:
         chosen["sentences"] = True
     elif sentences is False:
@@ -289,7 +290,8 @@ def run_task(
         call = model.translate
     empty = model.translate("") if task.name == "text_to_text" else None
     # The details of a result take several lines, so lines on stdin have none.
-    has_details = options.get("top", 0) > 1 or (task.name == "tag" and bool(lines.texts))
+    has_more = options.get("top", 0) > 1 or options.get("align", False) or task.name == "tag"
+    has_details = has_more and bool(lines.texts)
 
     def run_lines(chunk: list[str], progress: "OnProgress | None" = None) -> None:
         filled = [line for line in chunk if line.strip()]
