@@ -1,11 +1,13 @@
 """Numbers that a translation has lost: "3 May 2022" → "32 mai 2022".
 
 A small translator copies common numbers and garbles others, such as prices and telephone numbers. If a number of a
-sentence is not in its translation, the sentence is translated again with a common number as a stand-in. If the stand-in
-is in the new translation, it is replaced by the number as it was written; if not, the first translation stays.
+sentence is not in its translation, the sentence is translated again with a common number as a stand-in, which is then
+replaced by the number as it was written. The first translation stays if the new one does not have the stand-in, or does
+not have another number.
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from unicodedata import category
@@ -16,6 +18,8 @@ from qkv.text.sentences import CharSpan
 # A number with its separators, not inside a word such as "12B" or "1st". Hours with a.m. and p.m. become other numbers.
 NUMBER = re.compile(r"(?<![\w.,:/-])(?>\+?\d+(?:[ .,:/-]\d+)*)(?!\w|\s?[ap]\.?m\b)", re.IGNORECASE)
 DIGITS = re.compile(r"\d+")
+DECIMALS = re.compile(r"[.,](?!\d{3}(?!\d))\d")  # not thousands
+MIN_DIGITS = 3  # of a number that is not written in words
 # By the number of digits (at most): common numbers, years, telephone numbers.
 STAND_INS = {
     3: ("24", "36", "47", "58", "69"),
@@ -57,29 +61,76 @@ class StandIns:
 def replace_lost_numbers(sentence: str, translation: str) -> StandIns | None:
     """The sentence with stand-ins for the numbers that its translation does not have; None if there is none to replace.
 
+    Where the translation has no other number instead, it may have written the number in words or in another form, so
+    short numbers and times are not replaced. 1 never is, because the stand-ins are plurals.
+
     >>> replace_lost_numbers("It cost $12.99 in 1990.", "Ça a coûté 12 dollars en 1990.").text
     'It cost $24 in 1990.'
     """
-    kept, taken, edits = DIGITS.findall(translation), set(DIGITS.findall(sentence)), list[Edit]()
-    for match in NUMBER.finditer(sentence):
-        groups = DIGITS.findall(match[0])
-        joined = "".join(groups)
-        if joined in kept or all(group in kept for group in groups):
-            for group in [joined] if joined in kept else groups:
-                if group in kept:
-                    kept.remove(group)
+    lost, taken, edits = find_lost_numbers(sentence, translation), set(DIGITS.findall(sentence)), list[Edit]()
+    is_garbled = bool(other_numbers(sentence, translation))
+    for match in lost:
+        num_digits = sum(map(str.isdigit, match[0]))
+        if match[0] == "1" or not (is_garbled or (num_digits >= MIN_DIGITS and ":" not in match[0])):
             continue
         stand_in = next((one for one in stand_ins(sentence, match) if taken.isdisjoint(DIGITS.findall(one)[-1:])), None)
-        if stand_in is None:
-            return None
-        taken.update(DIGITS.findall(stand_in)[-1:])
-        edits.append((*match.span(), stand_in))
+        if stand_in is not None:
+            taken.update(DIGITS.findall(stand_in)[-1:])
+            edits.append((*match.span(), stand_in))
     if not edits:
         return None
     places = [move_span((start, end), edits) for start, end, _ in edits]
     numbers = [sentence[start:end] for start, end, _ in edits]
     back = [(*place, number) for place, number in zip(places, numbers, strict=True)]
     return StandIns(sentence, apply_edits(sentence, edits), back)
+
+
+def find_lost_numbers(sentence: str, translation: str) -> list[re.Match[str]]:
+    """The numbers of a sentence that are not in its translation. Separators and leading zeros may differ.
+
+    >>> [match[0] for match in find_lost_numbers("On 3/5 we paid 1,250.", "Le 03.05, nous avons payé 125.")]
+    ['1,250']
+    """
+    kept, lost = read_digits(translation), list[re.Match[str]]()
+    for match in NUMBER.finditer(sentence):
+        found = next((digits for form in written_forms(match[0]) if (digits := read_digits(form)) <= kept), None)
+        if found is None:
+            lost.append(match)
+        else:
+            kept -= found
+    return lost
+
+
+def has_more_numbers(sentence: str, new: str, old: str) -> bool:
+    """Whether a new translation has all numbers of the sentence that the old one has, and more; and no more others.
+
+    >>> has_more_numbers("Ask 407 before 30.", "Demande 407 avant 30.", "Demande 47 avant 30.")
+    True
+    >>> has_more_numbers("Ask 407 before 30.", "Demande 407.", "Demande 47 avant 30.")
+    False
+    """
+    lost, lost_before = ({match.span() for match in find_lost_numbers(sentence, text)} for text in (new, old))
+    return lost < lost_before and other_numbers(sentence, new).total() <= other_numbers(sentence, old).total()
+
+
+def other_numbers(sentence: str, translation: str) -> Counter[str]:
+    """The groups of digits of a translation that are in no form of a number of the sentence."""
+    forms = " ".join(form for match in NUMBER.finditer(sentence) for form in written_forms(match[0])[1:])
+    return read_digits(translation) - read_digits(sentence) - read_digits(forms)
+
+
+def written_forms(number: str) -> list[str]:
+    """A number as it was written and, unless it has decimals, without separators.
+
+    >>> written_forms("1,250"), written_forms("12.5")
+    (['1,250', '1250'], ['12.5'])
+    """
+    return [number] if DECIMALS.search(number) else [number, "".join(DIGITS.findall(number))]
+
+
+def read_digits(text: str) -> Counter[str]:
+    """The groups of digits of a text, without leading zeros, and how often each occurs."""
+    return Counter(group.lstrip("0") for group in DIGITS.findall(text))
 
 
 def stand_ins(sentence: str, number: re.Match[str]) -> tuple[str, ...]:

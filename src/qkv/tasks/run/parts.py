@@ -18,7 +18,7 @@ from qkv.tasks.run.align import align_words
 from qkv.tasks.run.capitals import lower_capitals, write_capitals
 from qkv.tasks.run.generate import generate_batched, limit_new_tokens, make_generation_options, prompt_ids
 from qkv.tasks.run.long_texts import check_too_long, describe_choices
-from qkv.tasks.run.lost_numbers import StandIns, replace_lost_numbers
+from qkv.tasks.run.lost_numbers import StandIns, has_more_numbers, replace_lost_numbers
 from qkv.tasks.run.verbatim import CleanSource, inner_span, leave_out_copied, symbol_check, without_clause_mark
 from qkv.tasks.task import TextModel, check_flag, check_top
 from qkv.text.sentences import CharSpan, fit_spans, split_sentences, split_to_fit
@@ -103,14 +103,17 @@ def translate(
 
     generate(flat, progress)
     again = list[tuple[Part, StandIns, Part]]()
-    for part in flat:
+    for part in flat if model.config.reads_sentences else []:
         assert part.result is not None
         if part.clean and (stand_ins := replace_lost_numbers(part.clean.sentence, part.result.text)):
             again.append((part, stand_ins, replace(read_sentence(stand_ins.text, part.span), prefix=part.prefix)))
     generate([part for _, _, part in again], None)
     for part, stand_ins, second in again:
+        assert part.result is not None
         assert second.result is not None
-        part.result = stand_ins.restore_numbers(second.result) or part.result
+        restored = stand_ins.restore_numbers(second.result)
+        if restored and has_more_numbers(stand_ins.sentence, restored.text, part.result.text):
+            part.result = restored
     return [join_parts(text, several, keep_gaps=True) for text, several in zip(texts, parts, strict=True)]
 
 
