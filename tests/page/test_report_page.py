@@ -12,7 +12,7 @@ from qkv.tasks.report.data import DataReport
 from qkv.tasks.report.errors import ErrorReport
 from qkv.tasks.report.fit import Fit
 from qkv.tasks.report.leakage import Leak, LeakageReport
-from qkv.tasks.report.learning_curve import CurvePoint, LearningCurve
+from qkv.tasks.report.learning_curve import CurvePoint, Gain, LearningCurve
 from qkv.tasks.report.score import JudgedRecord, LengthGroup, Measured, ScoreReport
 from qkv.train.run.curves import RunCurves
 
@@ -55,8 +55,7 @@ def make_report() -> RunReport:
             "accuracy",
             "TF-IDF + linear SVM",
             (CurvePoint(100, 0.7), CurvePoint(200, 0.75), CurvePoint(400, 0.79)),
-            0.02,
-            (0.01, 0.03),
+            Gain(0.02, (0.015, 0.025), (0.01, 0.03)),
             2.0,
         ),
         notes=("a note",),

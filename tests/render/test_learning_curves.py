@@ -155,6 +155,12 @@ def test_the_later_of_two_lines_for_a_step_counts(tmp_path):
     assert read_curves("a", run(tmp_path, step(10, 4.0), step(20, 9.0), step(20, 3.0))).training == [(10, 4), (20, 3)]
 
 
+@pytest.mark.parametrize(("epoch", "reason", "full"), [(0, "minutes", 0), (0, "epochs", 1), (2, "signal", 2)])
+def test_full_epochs_are_those_that_were_read_to_their_end(tmp_path, epoch, reason, full):
+    rows = [step(10, 4.0) | {"epoch": 0}, step(20, 3.0) | {"epoch": epoch}]
+    assert read_curves("a", run(tmp_path, *rows, {"kind": "end", "step": 20, "reason": reason})).full_epochs == full
+
+
 def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
     with pytest.raises(QkvError, match="no such file"):
         drawn({"a": tmp_path / "nowhere"}, tmp_path)

@@ -8,7 +8,7 @@ import pytest
 from qkv.data import FileLocation, Record
 from qkv.tasks.metrics.score import Score, mean_score
 from qkv.tasks.report.fit import Verdict, judge_fit, late_metric_gain
-from qkv.tasks.report.learning_curve import extrapolate, learn_fractions
+from qkv.tasks.report.learning_curve import Gain, extrapolate, learn_fractions
 from qkv.train.run.curves import RunCurves
 
 STEPS = range(10, 410, 10)
@@ -103,7 +103,7 @@ def make_records(count: int) -> list[Record]:
 def test_a_power_law_is_extrapolated_and_its_uncertainty_depends_on_the_records() -> None:
     """The planted error is 3 / √n."""
 
-    def train_and_score(repeat: int) -> LearnedCurve:
+    def train_and_score(repeat: int) -> Gain:
         def score(chosen: object) -> float:
             error = 3 / math.sqrt(len(chosen))  # type: ignore[arg-type]
             wrong = round(200 * error)
@@ -111,46 +111,51 @@ def test_a_power_law_is_extrapolated_and_its_uncertainty_depends_on_the_records(
 
         curve = learn_fractions("accuracy", "planted", make_records(800), (1 / 8, 1 / 4, 1 / 2, 1), score, 60)
         assert curve is not None
-        return curve.gain, curve.interval
+        return curve.gain
 
-    expected = 3 / math.sqrt(800) - 3 / math.sqrt(1600)
-    gain, (low, high) = train_and_score(1)
-    assert gain == pytest.approx(expected, abs=0.003)
-    assert low < gain < high
-    _, (narrow_low, narrow_high) = train_and_score(25)
-    assert narrow_high - narrow_low < (high - low) / 2
+    gain, narrow = train_and_score(1), train_and_score(25)
+    assert gain.value == pytest.approx(3 / math.sqrt(800) - 3 / math.sqrt(1600), abs=0.003)
+    for name in ("expected", "measured"):
+        (low, high), (narrow_low, narrow_high) = getattr(gain, name), getattr(narrow, name)
+        assert low < gain.value < high
+        assert narrow_high - narrow_low < (high - low) / 2
 
 
-def test_the_interval_holds_the_gain_that_twice_the_data_has() -> None:
-    """The planted error is 2 · n^(−0.3); each model is wrong on other records."""
+def test_a_planted_gain_is_inside_the_intervals_and_mostly_certain() -> None:
+    """The planted error is 2 · n^(−0.3), so twice the data gains 5.1 points; each model is wrong on other records."""
     rng = np.random.default_rng(0)
 
     def learn(count: int) -> Score:
-        return mean_score((rng.random(300) > 2 * count**-0.3).astype(float))
+        return mean_score((rng.random(1000) > 2 * count**-0.3).astype(float))
 
-    num_inside = 0
+    inside, is_certain = [], []
     for _ in range(40):
         scores = {size: [learn(size) for _ in range(subsets)] for size, subsets in ((200, 2), (400, 1), (800, 1))}
-        low, high = extrapolate("accuracy", scores)[1]
-        num_inside += low <= learn(1600) - scores[800][0] <= high
-    assert num_inside >= 36
+        gain = extrapolate("accuracy", scores)
+        low, high = gain.measured
+        inside.append(low <= learn(1600) - scores[800][0] <= high)
+        is_certain.append(gain.expected[0] > 0)
+    assert sum(inside) >= 36
+    assert sum(is_certain) >= 32
+
+
+def test_no_gain_leads_beyond_a_perfect_score() -> None:
+    wrong = {100: 20, 200: 12, 400: 4}
+    scores = {size: [mean_score([1.0] * (200 - count) + [0.0] * count)] for size, count in wrong.items()}
+    assert extrapolate("accuracy", scores).measured[1] <= 0.02 + 1e-9
 
 
 def test_subsets_with_different_scores_widen_the_interval() -> None:
     same, other = (mean_score([1.0] * count + [0.0] * (200 - count)) for count in (140, 100))
     large = {400: [mean_score([1.0] * 150 + [0.0] * 50)], 800: [mean_score([1.0] * 160 + [0.0] * 40)]}
     (low, high), (wide_low, wide_high) = (
-        extrapolate("accuracy", {200: several, **large})[1] for several in ([same, same], [same, other])
+        extrapolate("accuracy", {200: several, **large}).expected for several in ([same, same], [same, other])
     )
-    assert wide_high - wide_low > 1.2 * (high - low)
-
-
-LearnedCurve = tuple[float, tuple[float, float]]
+    assert wide_high - wide_low > 1.5 * (high - low)
 
 
 def test_a_flat_curve_promises_nothing_and_few_records_give_no_curve() -> None:
     flat = {size: [mean_score([1.0, 0.0] * 100)] for size in (100, 200, 400)}
-    gain, (low, high) = extrapolate("accuracy", flat)
-    assert gain == pytest.approx(0, abs=1e-9)
-    assert (low, high) == pytest.approx((0, 0), abs=1e-9)
+    gain = extrapolate("accuracy", flat)
+    assert (gain.value, *gain.expected, *gain.measured) == pytest.approx((0, 0, 0, 0, 0), abs=1e-9)
     assert learn_fractions("accuracy", "few", make_records(100), (1 / 4, 1 / 2, 1), lambda chosen: 0.5, 60) is None

@@ -198,7 +198,7 @@ def test_too_little_data_is_found(healthy: Path, tmp_path: Path) -> None:
     report, names = examine(copy_run(healthy, tmp_path / "run", f"data.train={training}", f"data.valid={valid}"))
     assert "more_data" in names
     assert report.learning_curve is not None
-    assert report.learning_curve.interval[0] > 0
+    assert report.learning_curve.gain.measured[0] > 0
     assert [point.records for point in report.learning_curve.points] == [50, 100, 200, 400]
 
 
@@ -216,7 +216,7 @@ def test_the_recipe_itself_is_trained_on_fractions_if_there_is_time(healthy: Pat
     assert curve is not None
     assert curve.model == "this recipe, 0.0033 minutes on each fraction"
     assert [point.records for point in curve.points] == [200, 400, 800]
-    assert curve.interval[0] <= curve.gain <= curve.interval[1]
+    assert curve.gain.expected[0] <= curve.gain.value <= curve.gain.expected[1]
 
 
 def test_aligned_files_are_read(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from qkv.tasks.report.data import DataReport
 from qkv.tasks.report.facts import Advice, Facts
 from qkv.tasks.report.fit import Fit
 from qkv.tasks.report.leakage import Leak, LeakageReport
-from qkv.tasks.report.learning_curve import LearningCurve
+from qkv.tasks.report.learning_curve import Gain, LearningCurve
 from qkv.tasks.report.score import Measured, ScoreReport
 from qkv.train.recipe.schema import DataSection, ModelSection, ObjectiveSection, Recipe, TrainSection
 
@@ -199,7 +199,7 @@ def test_a_run_that_read_few_of_its_records_gets_the_budget_to_read_them_twice()
         return advice
 
     assert advise(250).overrides == ("train.steps=2000",)
-    assert "The run has read 25 % of its training data." in advise(250).reason
+    assert "The run has read about 25 % of its training data." in advise(250).reason
     assert advise(20).overrides == ("train.steps=200",), "at most ten times"
     assert advise(3000).overrides == ("train.steps=6000",)
     assert "read" not in advise(3000).reason
@@ -283,7 +283,9 @@ def test_a_slow_run_whose_learning_rate_is_right_trains_longer() -> None:
 
 def test_a_curve_that_may_be_flat_promises_nothing() -> None:
     def curve(low: float) -> LearningCurve:
-        return LearningCurve("accuracy", "this recipe, 5 minutes on each fraction", (), 0.02, (low, 0.04), 1.0)
+        return LearningCurve(
+            "accuracy", "this recipe, 5 minutes on each fraction", (), Gain(0.02, (low, 0.03), (-0.02, 0.04)), 1.0
+        )
 
     assert names(curve=curve(0.01)) == ["more_data"]
     assert names(curve=curve(-0.01)) == []

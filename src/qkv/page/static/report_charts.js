@@ -75,9 +75,9 @@ export function curveChart(curve) {
   const [size, score] = points.at(-1);
   const factor = isLarge(curve) ? 1 : 100;
   const sign = (value) => `${value < 0 ? "−" : "+"}${Math.abs(factor * value).toFixed(1)}`;
-  const [low, high] = curve.interval;
+  const {value: gain, measured: [low, high]} = curve.gain;
   const band = [2 * size, score + low, score + high];
-  const sentence = `Twice the data: about ${sign(curve.gain)} points, between ${sign(low)} and ${sign(high)}.`;
+  const sentence = `Twice the data: about ${sign(gain)} points, between ${sign(low)} and ${sign(high)}.`;
   return html(
     "div",
     {},
@@ -90,7 +90,7 @@ export function curveChart(curve) {
         sentence,
         [
           ["measured", points, "line"],
-          ["twice the data", [[size, score], [2 * size, score + curve.gain]], "line dashed"],
+          ["twice the data", [[size, score], [2 * size, score + gain]], "line dashed"],
         ],
         {y: (value) => formatScore(curve.scale, value), log: true, dots: points, band},
       ),

@@ -2,10 +2,10 @@
 
 The error e of a model falls with the number n of training records about as e = a · n^(−b) (Hestness et al. 2017, "Deep
 Learning Scaling is Predictable, Empirically"). A line is fitted to log e over log n, and followed to twice the data.
-The interval is that of the gain to be measured on the same evaluation records. It includes four kinds of uncertainty:
-the evaluation records are resampled; small fractions are trained on several subsets; the line is fitted to all points,
-and to the last ones only, because real curves bend; and the model with twice the data has mistakes of its own, so its
-gain varies as the last gain of the curve does.
+The interval of the expected gain includes three kinds of uncertainty: the evaluation records are resampled; small
+fractions are trained on several subsets; and the line is fitted to all points, and to the last ones only, because real
+curves bend. The gain that would be measured on the same evaluation records has a wider interval: the model with twice
+the data has mistakes of its own, so its gain varies as the last gain of the curve does.
 
 For classifiers the curve is that of the baseline (TF-IDF with a linear SVM), which takes seconds. With a budget of
 minutes, it is that of the run's own recipe, trained on each fraction for an equal part of the time.
@@ -24,7 +24,7 @@ import numpy as np
 
 from qkv.data.records import Record
 from qkv.tasks.judges import Judge
-from qkv.tasks.metrics.bootstrap import bootstrap, percentiles
+from qkv.tasks.metrics.bootstrap import Interval, bootstrap, percentiles
 from qkv.tasks.metrics.notation import find_scale
 from qkv.tasks.report.score import judge_records, to_points
 from qkv.tasks.task import TextModel
@@ -52,14 +52,22 @@ class CurvePoint:
 
 
 @dataclass(frozen=True)
+class Gain:
+    """The gain to expect from twice the data, with 95 % intervals."""
+
+    value: float
+    expected: Interval  # of the expected gain
+    measured: Interval  # of the gain that would be measured on the same evaluation records
+
+
+@dataclass(frozen=True)
 class LearningCurve:
-    """The points of the curve, and the gain to expect from twice the data, with its 95 % interval."""
+    """The points of the curve, and the gain of twice the data."""
 
     metric: str
     model: str  # what was trained on the fractions
     points: tuple[CurvePoint, ...]
-    gain: float
-    interval: tuple[float, float]
+    gain: Gain
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,19 +98,18 @@ def learn_fractions(
                 scores.setdefault(count, []).append(train_and_score(shuffled[subset * count :][:count]))
     if len(scores) < 3:
         return None
-    gain, interval = extrapolate(metric, scores)
+    gain = extrapolate(metric, scores)
     points = tuple(CurvePoint(count, sum(several) / len(several)) for count, several in scores.items())
-    return LearningCurve(metric, name, points, gain, interval, time.monotonic() - began)
+    return LearningCurve(metric, name, points, gain, time.monotonic() - began)
 
 
-def extrapolate(metric: str, scores: Mapping[int, Sequence[float]]) -> tuple[float, tuple[float, float]]:
-    """The gain of twice the largest number of records, and its 95 % interval, from the scores of each number.
+def extrapolate(metric: str, scores: Mapping[int, Sequence[float]]) -> Gain:
+    """The gain of twice the largest number of records, from the scores of each number.
 
     Each resample takes one of the scores of each number, with resampled evaluation records. The gain is the mean
     over the lines fitted to all points, to all but the first, and so on, down to the last two.
 
-    >>> gain, _ = extrapolate("accuracy", {100: [0.6], 200: [0.8], 400: [0.9]})
-    >>> round(gain, 3)
+    >>> round(extrapolate("accuracy", {100: [0.6], 200: [0.8], 400: [0.9]}).value, 3)
     0.05
     """
     best = 100.0 / to_points(metric, 1.0)
@@ -125,13 +132,14 @@ def extrapolate(metric: str, scores: Mapping[int, Sequence[float]]) -> tuple[flo
     for several in scores.values():
         samples = bootstrap({str(number): score for number, score in enumerate(several)}, RESAMPLES)
         if len(samples) < len(several):  # a score that cannot be resampled
-            return value, (value, value)
+            return Gain(value, (value, value), (value, value))
         chosen = rng.integers(len(several), size=RESAMPLES)
         columns.append(np.stack(list(samples.values()))[chosen, np.arange(RESAMPLES)])
     values = np.stack(columns, axis=1)
     gains = np.concatenate([gain(values, first) for first in starts])
     spread = float((values[:, -1] - values[:, -2]).std())
-    return value, percentiles(gains + spread * rng.standard_normal(len(gains)))
+    measured = np.minimum(gains + spread * rng.standard_normal(len(gains)), best - means[0, -1])
+    return Gain(value, percentiles(gains), percentiles(measured))
 
 
 def baseline_curve(

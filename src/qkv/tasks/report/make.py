@@ -148,7 +148,7 @@ class Reporter:
             self.check_lr(prepared, score, judgement),
             same_output(judgement),
             metric_curve,
-            self.curves.last_epoch == 0,
+            self.curves.full_epochs == 0,
             late_metric_gain(metric_curve, self.curves.lr),
         )
         return RunReport(

@@ -153,8 +153,7 @@ def advise_more_data(facts: Facts) -> Advice | None:
     curve = facts.curve
     if curve is None or facts.is_nearly_perfect:
         return None
-    gain, low = to_points(curve.metric, curve.gain), to_points(curve.metric, curve.interval[0])
-    if gain < MIN_GAIN_POINTS or low <= -MIN_GAIN_POINTS:
+    if to_points(curve.metric, curve.gain.value) < MIN_GAIN_POINTS or curve.gain.expected[0] <= 0:
         return None
     reason = f"With twice the data, expect about {describe_gain(curve)}, by the learning curve of {curve.model}."
     is_baseline = curve.model == BASELINE_NAME
@@ -181,10 +180,11 @@ def advise_evaluation(facts: Facts) -> Advice | None:
 
 
 def describe_gain(curve: LearningCurve) -> str:
-    """The gain of twice the data, with its interval.
+    """The gain of twice the data, with the interval of the gain that would be measured.
 
-    >>> describe_gain(LearningCurve("accuracy", "SVM", (), 0.013, (0.004, 0.022), 1.0))
+    >>> from qkv.tasks.report.learning_curve import Gain
+    >>> describe_gain(LearningCurve("accuracy", "SVM", (), Gain(0.013, (0.008, 0.018), (0.004, 0.022)), 1.0))
     '+1.3 points (between +0.4 and +2.2)'
     """
-    gain, low, high = (to_points(curve.metric, one) for one in (curve.gain, *curve.interval))
+    gain, low, high = (to_points(curve.metric, one) for one in (curve.gain.value, *curve.gain.measured))
     return f"{gain:+.1f} points (between {low:+.1f} and {high:+.1f})"

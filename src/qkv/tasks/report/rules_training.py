@@ -1,5 +1,6 @@
 """Advice on the training: the learning rate, over- and underfitting, and the start from a pretrained model."""
 
+import math
 import shlex
 from dataclasses import replace
 
@@ -133,7 +134,7 @@ def is_too_short(facts: Facts) -> bool:
 def advise_longer(facts: Facts, reason: str) -> Advice:
     """Twice the budget, or more if the run has read few of its records."""
     if facts.epochs < 1:
-        reason += f" The run has read {100 * facts.epochs:.2g} % of its training data."
+        reason += f" The run has read about {min(99, math.ceil(100 * facts.epochs))} % of its training data."
     elif facts.is_first_epoch:
         reason += " The run ended before it had read its training data once."
     return facts.advise("underfitting", "Train longer", reason, *facts.budget_overrides)

@@ -24,7 +24,7 @@ class RunCurves:
     lr: Points = field(default_factory=list)  # the learning rate
     validation: dict[str, Points] = field(default_factory=dict)  # "loss" and the metrics of the task
     kept: dict[str, Points] = field(default_factory=dict)  # metrics of the kept weights, if not from the last step
-    last_epoch: int | None = None  # the epoch of the last step; the first is 0
+    full_epochs: int | None = None  # how often the run has read all of its training data
 
 
 def read_curves(name: str, path: Path) -> RunCurves:
@@ -39,7 +39,7 @@ def read_curves(name: str, path: Path) -> RunCurves:
     lr: dict[float, float] = {}
     evaluated: dict[float, dict[str, float]] = {}
     evaluated_again: dict[float, dict[str, float]] = {}
-    last_epoch: int | None = None
+    full_epochs: int | None = None
     for number, line in enumerate(lines, start=1):
         try:
             row = parse_json(line)
@@ -47,10 +47,12 @@ def read_curves(name: str, path: Path) -> RunCurves:
             if kind == "step" and row["loss"] is not None:  # skipped steps have no loss
                 training[step] = float(row["loss"])
                 lr[step] = float(row.get("lr") or 0.0)
-                last_epoch = row.get("epoch")
+                full_epochs = row.get("epoch")
             elif kind == "eval":
                 metrics = {key: float(value) for key, value in row.items() if _is_metric(key, value)}
                 (evaluated_again if step in evaluated else evaluated)[step] = metrics
+            elif kind == "end" and row.get("reason") == "epochs" and full_epochs is not None:
+                full_epochs += 1
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if number == 1 and len(lines) > 1:
                 raise QkvError(
@@ -62,7 +64,7 @@ def read_curves(name: str, path: Path) -> RunCurves:
         for key, value in metrics.items():
             validation.setdefault(key, []).append((step, value))
     kept = _metrics_of_kept_weights(evaluated, evaluated_again)
-    return RunCurves(name, sorted(training.items()), sorted(lr.items()), validation, kept, last_epoch)
+    return RunCurves(name, sorted(training.items()), sorted(lr.items()), validation, kept, full_epochs)
 
 
 def _is_metric(key: str, value: object) -> bool:
