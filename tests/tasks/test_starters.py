@@ -11,14 +11,14 @@ from prepare_samples import KINDS, sample_files
 
 import qkv
 from qkv.blocks import HeadConfig
-from qkv.data import Problems
+from qkv.data import DataFiles, Problems
 from qkv.errors import QkvError, UsageError
 from qkv.models.tables.presets import find_preset
 from qkv.store.huggingface import find_hf_target
 from qkv.store.sentence_transformers import find_transformer_target
 from qkv.tasks.prepare.prepare import prepare
 from qkv.tasks.prepare.sources import open_sources
-from qkv.tasks.starters.files import guess_columns
+from qkv.tasks.starters.files import first_records, guess_columns
 from qkv.tasks.starters.recipe import starter_recipe
 from qkv.tasks.starters.sizes import MIN_STEPS, SIZES, Machine, choose_size
 from qkv.tasks.starters.table import STARTERS
@@ -287,6 +287,38 @@ def test_guessed_columns_leave_out_ids_and_tell_scores_from_labels(tmp_path: Pat
         starter_recipe("embed", [str(queries)])
 
 
+@pytest.mark.parametrize(
+    ("kind", "header", "row", "columns"),
+    [
+        (
+            "classification",
+            "utterance,intent_id",
+            "set an alarm {n},{mod}",
+            {"text": "utterance", "label": "intent_id"},
+        ),
+        ("classification", "user_id,post,mood", "u{mod},a fine day {n},m{mod}", {"text": "post", "label": "mood"}),
+        (
+            "classification",
+            "remark,at,stars",
+            "it works {n},2021-05-03 10:{n},{mod}",
+            {"text": "remark", "label": "stars"},
+        ),
+        ("classification", "review,clean,mood", "So good {n}!,so good {n},{mod}", {"text": "review", "label": "mood"}),
+        (
+            "classification",
+            "a,b,mood",
+            "不错的天气{n},今天天气好{n},{mod}",
+            {"text": "a", "second": "b", "label": "mood"},
+        ),
+        ("seq2seq", "text_en,text_id", "good morning {n},selamat pagi {n}", {"source": "text_en", "target": "text_id"}),
+    ],
+)
+def test_guessed_columns(kind: str, header: str, row: str, columns: dict[str, str], tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text(f"{header}\n" + "".join(row.format(n=n, mod=n % 3) + "\n" for n in range(10, 40)))
+    assert guess_columns(kind, header.split(","), first_records(DataFiles(str(table)))) == columns
+
+
 def test_a_first_record_without_a_label_is_no_reason_to_refuse_a_file(tmp_path: Path) -> None:
     file = tmp_path / "some.jsonl"
     rows = "".join(f'{{"review": "a long text {n}", "mood": "{"ab"[n % 2]}"}}\n' for n in range(20))
@@ -320,6 +352,14 @@ def test_init_refuses_data_that_training_would_refuse(
         ("classify", "a b.txt", ["1 a good film", "0 a bad film"] * 9, r"perl -pe 's/ /\t/' 'FOLDER/a b.txt' > 'a b-"),
         ("translate", "a.txt.gz", ["ON  AA N", "OX  AA K S"], r"gzip -dc FOLDER/a.txt.gz | perl -pe 's/  /\t/' > a-"),
         ("translate", "a.txt", ["go ||| geh", "run ||| renn"], r"perl -pe 's/ \|\|\| /\t/' FOLDER/a.txt > a-col"),
+        ("translate", "a.txt", ["go / geh", "run / renn"], r"perl -pe 's/ \/ /\t/' FOLDER/a.txt > a-columns.tsv"),
+        (
+            "translate",
+            "a.txt",
+            ["go ' geh", "run ' renn"],
+            r"""perl -pe 's/ '"'"' /\t/' FOLDER/a.txt > a-columns.tsv""",
+        ),
+        ("translate", "a.txt", ["I said, hello"], "where SEPARATOR is the text between them now"),
         ("translate", "a.txt", ["to be", "or not"], "where SEPARATOR is the text between them now"),
     ],
 )

@@ -115,6 +115,19 @@ def test_an_instruction_and_its_response_are_a_chat(tmp_path: Path, names: tuple
     assert [one["role"] for one in chats[0]] == ["user", "assistant"]
 
 
+def test_some_instructions_have_an_input(tmp_path: Path) -> None:
+    rows: list[dict[str, str | None]] = [{"instruction": "Add.", "input": "1 and 2", "output": "3"}]
+    rows += [{"instruction": "Hello!", "input": None, "output": "Hi."}, {"instruction": "Bye!", "output": "Bye."}]
+    rows += [{"instruction": "Nothing", "output": None}]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sources = open_sources(sample_recipe(tmp_path, "causal_lm", "chats.jsonl", data={"valid_fraction": 0.0}))
+    (part,) = sources.train.values()
+    problems = Problems(max_invalid_fraction=1)
+    found = [record.fields["messages"][0]["content"] for record in part.records(problems)]
+    assert found == ["Add.\n\n1 and 2", "Hello!", "Bye!"]
+    assert "no field 'output'" in str(problems.summary())
+
+
 def test_a_prompt_without_a_response_is_no_chat() -> None:
     with pytest.raises(UsageError, match="no column is recognised as the response"):
         match_columns("causal_lm", ["prompt", "id"], "x")

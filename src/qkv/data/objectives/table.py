@@ -35,6 +35,7 @@ class RecordField:
     column_names: tuple[str, ...] = ()
     optional: bool = False
     only_with: str = ""  # the field is read only if the records have this other field, too
+    is_sparse: bool = False  # some of the records may have it, and others not
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,11 @@ class ObjectiveSpec:
         """The fields that every record needs, including the preferred alternative."""
         always = [one.name for one in self.fields if not one.optional and not one.only_with]
         return [*always, *self.alternatives[:1]]
+
+    @property
+    def sparse_names(self) -> list[str]:
+        """The names of columns that only some of the records may have."""
+        return [name for one in self.fields if one.is_sparse for name in (one.name, *one.column_names)]
 
     def describe_missing(self, fields: Collection[str]) -> list[str]:
         """The required fields that are not in `fields`; alternatives are listed together, as in "label or score"."""
@@ -248,7 +254,7 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
             RecordField("messages", ("conversation", "conversations", "turns", "chat"), optional=True),
             # A chat of one question and its answer; the records that are encoded have `messages`.
             RecordField("instruction", ("prompt", "question"), optional=True),
-            RecordField("input", ("context",), optional=True, only_with="instruction"),
+            RecordField("input", ("context",), optional=True, only_with="instruction", is_sparse=True),
             RecordField("response", ("output", "completion", "answer"), only_with="instruction"),
         ),
         alternatives=("text", "messages", "instruction"),

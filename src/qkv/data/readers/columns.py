@@ -6,7 +6,7 @@ names that do.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -120,13 +120,15 @@ def unknown_column_error(column: str | int, names: Iterable[str], file: str) -> 
 class FieldSelector:
     """Selects the chosen fields of JSON objects, whose keys may differ from object to object.
 
-    `translation.en` selects inside nested objects. An object that lacks a field is an invalid record. If none
-    of the first `MAX_RECORDS_SEARCHED` objects has a field, its name is reported as misspelt.
+    `translation.en` selects inside nested objects. An object that lacks a field, or has null, is an invalid record,
+    unless the field is optional. If none of the first `MAX_RECORDS_SEARCHED` objects has a field, its name is reported
+    as misspelt.
     """
 
-    def __init__(self, columns: dict[str, str | int] | None, file: str):
+    def __init__(self, columns: dict[str, str | int] | None, file: str, optional: Sequence[str] = ()):
         self.columns = None if columns is None else {field: str(column) for field, column in columns.items()}
         self.file = file
+        self.optional = optional
         self.missing_fields = set(columns or ())  # fields that no object had so far
         self.known_names: dict[str, None] = {}  # names found while some field is missing, in order
         self.num_searched = 0
@@ -144,8 +146,12 @@ class FieldSelector:
         except KeyError:
             fields = {field: get_nested(row, column) for field, column in self.columns.items()}
         if None in fields.values():
-            missing = next(column for field, column in self.columns.items() if fields[field] is None)
-            raise InvalidRecord(f"no field {missing!r}; it has: {_format_names(nested_names(row))}", "missing field")
+            fields = {name: value for name, value in fields.items() if value is not None or name not in self.optional}
+            missing = next((self.columns[name] for name, value in fields.items() if value is None), None)
+            if missing is not None:
+                raise InvalidRecord(
+                    f"no field {missing!r}; it has: {_format_names(nested_names(row))}", "missing field"
+                )
         return fields
 
     def finish(self) -> None:
@@ -170,7 +176,7 @@ def select_records(rows: Iterable[Any], file: str, context: ReadContext) -> Iter
     A row is a dictionary, or the `InvalidRecord` that says why there is none.
     """
     problems = context.problems
-    selector = FieldSelector(context.options.columns, file)
+    selector = FieldSelector(context.options.columns, file, context.options.optional)
     for number, row in enumerate(rows, start=1):
         problems.num_seen += 1
         try:
@@ -239,15 +245,17 @@ def nested_names(row: dict[str, Any]) -> list[str]:
     return names
 
 
-def common_names(records: Sequence[Record]) -> list[str]:
+def common_names(records: Sequence[Record], sparse: Collection[str] = ()) -> list[str]:
     """The names of the columns that at least half of the records have, or of all columns if there is none.
+
+    Of the `sparse` names, one record is enough.
 
     >>> rows = [{"id": 1}, {"id": 2, "text": "a"}, {"id": 3, "text": "b", "note": "c"}]
     >>> common_names([Record(row, FileLocation("train.jsonl")) for row in rows])
     ['id', 'text']
     """
     counts = Counter(name for record in records for name in nested_names(record.fields))
-    return [name for name, count in counts.items() if 2 * count >= len(records)] or list(counts)
+    return [name for name, count in counts.items() if 2 * count >= len(records) or name in sparse] or list(counts)
 
 
 def _as_index(column: str | int) -> int | None:

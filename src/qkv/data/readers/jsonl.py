@@ -16,7 +16,7 @@ def read_jsonl(group: FileGroup, context: ReadContext) -> Iterator[Record]:
     """The objects of a JSON Lines file as records; `columns` may select inside them with dots: `translation.en`."""
     path, problems = group.paths[0], context.problems
     file = str(path)
-    selector = FieldSelector(context.options.columns, file)
+    selector = FieldSelector(context.options.columns, file, context.options.optional)
     for number, line in read_lines(path, context):
         if line is None:
             problems.num_seen += 1

@@ -33,6 +33,7 @@ class ReadOptions:
     """How files are read. None means the format's default."""
 
     columns: dict[str, str | int] | None = None  # field → column; None reads all
+    optional: tuple[str, ...] = ()  # json, datasets, parquet: fields of `columns` that a record may lack
     # csv, tsv: whether the first row names the columns; default: yes, unless `columns` are chosen by number or, without
     # `columns`, the row looks like data
     header: bool | None = None

@@ -11,6 +11,7 @@ from qkv.data import Problems, Record
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.readers.columns import get_nested, is_number
 from qkv.errors import UsageError, suggest_name
+from qkv.text.bm25 import normalized_words
 
 
 class UnrecognisedColumns(UsageError):
@@ -95,17 +96,22 @@ def match_columns(kind: str, names: Iterable[str], data_name: str) -> dict[str, 
 def guess_columns(kind: str, names: Sequence[str], records: Sequence[Record] = ()) -> dict[str, str]:
     """Assign the columns, in their order, to the required fields; the user can correct the guess.
 
-    Columns of ids are left out. The label of a classifier is the column with the fewest different values (a score, if
-    they are fractions), its text is the longest of the other columns, and another text of similar length makes a pair.
+    Columns of ids are left out; if too few remain, an id that occurs repeatedly may be a label. The label of a
+    classifier is the column with the fewest different values (a score, if they are fractions), its text is the longest
+    of the other columns, and another text of similar length makes a pair.
     The texts of embeddings are the first columns that are not numbers, and the next column of numbers is the score.
 
     >>> guess_columns("seq2seq", ["en", "de"])
     {'source': 'en', 'target': 'de'}
     """
     required = OBJECTIVES[kind].required_fields
-    columns = [name for name in names if name.lower().split("_")[-1] != "id"]
-    values = {name: [str(get_nested(record.fields, name)) for record in records] for name in columns}
-    if OBJECTIVES[kind].class_field == "label" and records and len(columns) >= len(required):
+    values = {name: [str(get_nested(record.fields, name)) for record in records] for name in names}
+    ids = {name for name in names if is_id_column(name, values[name])}
+    columns = [name for name in names if name not in ids]
+    has_label = OBJECTIVES[kind].class_field == "label"
+    if has_label and len(columns) < len(required):
+        columns = [name for name in names if name not in ids or len(set(values[name])) < len(values[name])]
+    if has_label and records and len(columns) >= len(required):
         return _guess_class_columns(columns, values)
     numbers = [name for name in columns if records and all(map(is_number, values[name]))]
     texts = [name for name in columns if kind != "contrastive" or name not in numbers]
@@ -124,9 +130,35 @@ def _guess_class_columns(columns: Sequence[str], values: Mapping[str, Sequence[s
     lengths = {name: sum(map(len, values[name])) for name in columns}
     label = min(columns, key=lambda name: (len(set(values[name])), lengths[name]))
     others = [name for name in columns if name != label]
-    longest = max(lengths[name] for name in others)
-    texts = [name for name in others if 2 * lengths[name] >= longest and not all(map(is_number, values[name]))]
-    if len(texts) != 2:
-        texts = [max(others, key=lambda name: lengths[name])]
+    others = [name for name in others if is_text_column(values[name])] or others
+    longest = max(others, key=lambda name: lengths[name])
+    texts = [name for name in others if 2 * lengths[name] >= lengths[longest] and is_text_column(values[name])]
+    if len(texts) != 2 or is_copy(*(values[name] for name in texts)):
+        texts = [longest]
     is_score = all(map(is_number, values[label])) and any(float(value) % 1 for value in values[label])
     return {**dict(zip(("text", "second"), texts, strict=False)), "score" if is_score else "label": label}
+
+
+def is_id_column(name: str, values: Sequence[str]) -> bool:
+    """Whether a column has ids: its name is `id`, or ends like `user_id`, and no value has spaces.
+
+    >>> is_id_column("user_id", ["u1", "u2"]), is_id_column("text_id", ["Selamat pagi", "Terima kasih"])
+    (True, False)
+    """
+    return name.lower().split("_")[-1] == "id" and not any(" " in value.strip() for value in values)
+
+
+def is_text_column(values: Sequence[str]) -> bool:
+    """Whether most values have several words.
+
+    >>> is_text_column(["so good", "bad", "not bad"]), is_text_column(["2021-05-03 10:03", "2021-05-04 11:17"])
+    (True, False)
+    """
+    num_texts = sum(sum(map(str.isalpha, normalized_words(value))) > 1 for value in values)
+    return 2 * num_texts > len(values)
+
+
+def is_copy(first: Sequence[str], second: Sequence[str]) -> bool:
+    """Whether most pairs of values have the same words, as a text and its normalised form have."""
+    num_same = sum(normalized_words(a) == normalized_words(b) for a, b in zip(first, second, strict=True))
+    return 2 * num_same > len(first)

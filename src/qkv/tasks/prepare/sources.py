@@ -184,9 +184,12 @@ def open_source(recipe: Recipe, data: DataSection, data_files: Any, split: DataS
     if OBJECTIVES[kind].reads_documents:
         files = replace(files, options=replace(files.options, unit="document"))
     source = match_file_columns(kind, files)
+    spec = OBJECTIVES[kind]
+    if spec.sparse_names:
+        optional = tuple(one.name for one in spec.fields if one.is_sparse)
+        source = replace(source, files=replace(source.files, options=replace(source.files.options, optional=optional)))
     if "instruction" in source.fields:
         source = replace(source, files=replace(source.files, has_instructions=True), fields=frozenset({"messages"}))
-    spec = OBJECTIVES[kind]
     words = tuple(spec.required_fields) if spec.head == "tag" else ()
     return replace(source, files=replace(source.files, class_field=spec.class_field, word_fields=words))
 
@@ -234,7 +237,7 @@ def match_file_columns(kind: str, files: DataFiles) -> FileSource:
     formats = {group.format for group in files.find_groups(Problems(max_invalid_fraction=1))}
     max_records = 1 if "text" in formats else MAX_RECORDS_SEARCHED  # all records of a text have the same field
     first = list(islice(files.records(Problems(max_invalid_fraction=1)), max_records))
-    names = common_names(first)
+    names = common_names(first, OBJECTIVES[kind].sparse_names)
     aligned = OBJECTIVES[kind].aligned_fields
     if formats == {"aligned"} and aligned and not isinstance(files.paths, Mapping) and len(names) == 2:
         columns = dict(zip(aligned, names, strict=True))  # in the order in which the user gives the files

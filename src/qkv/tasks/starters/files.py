@@ -63,7 +63,7 @@ def inspect_files(kind: str, files: Sequence[str] | Mapping[str, str], reading: 
         paths, reading.format or None, columns=chosen or None, records_key=reading.records_key or None
     )
     records = first_records(data)
-    names = common_names(records)
+    names = common_names(records, OBJECTIVES[kind].sparse_names)
     found = FileSummary({"train": paths}, total_bytes(data), is_given=True, reading=reading)
     try:
         matched = match_columns(kind, names, data.describe_paths())
@@ -91,11 +91,12 @@ def one_column_error(kind: str, data: DataFiles, records: Sequence[Record]) -> U
     if len(fields) != 2 or OBJECTIVES[kind].head == "tag":
         return UsageError(f"{problem} ({', '.join(fields)}); give {EXAMPLES[kind]}")
     separator = guess_separator([str(record.fields["text"]) for record in records], kind == "classification")
-    pattern = re.escape(separator).replace("\\ ", " ") or "SEPARATOR"
+    pattern = re.escape(separator).replace("\\ ", " ").replace("/", r"\/") or "SEPARATOR"
+    script = quote(f"s/{pattern}/\\t/")
     path = next(path for group in data.find_groups(Problems(max_invalid_fraction=1)) for path in group.paths)
     program, name = COMPRESSION_BY_EXTENSION.get(path.suffix.lower()), quote(str(path))
     table = quote(f"{path.name.partition('.')[0]}-columns.tsv")
-    command = f"perl -pe 's/{pattern}/\\t/' {f'> {table}' if program else f'{name} > {table}'}"
+    command = f"perl -pe {script} {f'> {table}' if program else f'{name} > {table}'}"
     unknown = "" if separator else ", where SEPARATOR is the text between them now"
     return UsageError(
         f"{problem} ({', '.join(fields)}). To write a tab between the columns{unknown}:\n"
@@ -113,9 +114,9 @@ def guess_separator(lines: Sequence[str], has_labels: bool) -> str:
     """
     if has_labels and 4 * len({line.split(" ")[0] for line in lines}) <= len(lines):
         return " "  # the first words are few
-    marks = [word for word in lines[0].split(" ")[1:-1] if word and not word.isalnum()]
+    marks = [word for word in lines[0].split(" ")[1:-1] if word and not any(map(str.isalnum, word))]
     candidates = ["  ", *(f" {mark} " for mark in marks)]
-    return next((one for one in candidates if all(line.count(one) == 1 for line in lines)), "")
+    return next((one for one in candidates if len(lines) > 1 and all(line.count(one) == 1 for line in lines)), "")
 
 
 def check_classes(kind: str, summary: FileSummary) -> None:
