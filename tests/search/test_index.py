@@ -261,6 +261,19 @@ def test_update_of_an_index_with_a_damaged_header_names_the_file(
         build(notes, model)
 
 
+def test_errors_of_the_machine_do_not_mean_that_an_index_is_damaged(
+    notes: Path, model: qkv.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = build(notes, model).folder
+
+    def fail(*args: object, **options: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(np, "load", fail)
+    with pytest.raises(OSError, match="Too many open files"):
+        qkv.open_index(folder)
+
+
 def test_arrays_that_do_not_belong_together_are_refused(notes: Path, model: qkv.Model) -> None:
     """Checksums alone do not help against a folder that somebody made."""
     folder = build(notes, model).folder

@@ -186,5 +186,6 @@ def test_the_command_compares_two_indexes_by_the_chosen_metrics(
 
 
 def test_options_of_models_are_refused(index: qkv.Index, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["eval", str(index.folder), "judged.tsv", "--beam", "5", "--columns", "query=q"]) == 2
-    assert "does not use --columns, --beam; leave them out" in capsys.readouterr().err
+    options = ["--beam", "5", "--columns", "query=q", "--samples", "9", "--no-baseline"]
+    assert run_command(["eval", str(index.folder), "judged.tsv", *options]) == 2
+    assert "does not use --columns, --beam, --samples, --no-baseline; leave them out" in capsys.readouterr().err

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from qkv.tasks.metrics import Difference
     from qkv.tasks.task import Evaluation
 
+DEFAULT_SAMPLES = 5
+
 
 @app.command(name="eval")
 def evaluate(
@@ -44,7 +46,7 @@ def evaluate(
     limit: int = 0,
     beam: int = 1,
     batch_size: int = 0,
-    samples: int = 5,
+    samples: int = DEFAULT_SAMPLES,
     resamples: int = 1000,
     device: str = "cpu",
     int8: Int8 = False,
@@ -124,7 +126,12 @@ def evaluate(
     if is_index(Path(model)):
         model_options: dict[str, object] = {"valid": valid, "test": test, "columns": columns, "format": format}
         model_options |= {"records-key": records_key, "split": split, "beam": beam > 1, "batch-size": batch_size}
-        model_options |= {"int8": int8, "int4": int4}
+        model_options |= {
+            "samples": samples != DEFAULT_SAMPLES,
+            "int8": int8,
+            "int4": int4,
+            "no-baseline": not baseline,
+        }
         if given := [f"--{name}" for name, value in model_options.items() if value]:
             raise UsageError(f"{model} is an index, whose evaluation does not use {', '.join(given)}; leave them out")
         return evaluate_search(

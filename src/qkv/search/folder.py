@@ -114,7 +114,9 @@ def read_arrays(folder: Path, manifest: dict[str, Any], *, verify: bool = True) 
         _check_shapes(arrays)
         if sum(file["passages"] for file in manifest["files"]) != len(arrays["lines"]):
             raise ValueError("the manifest has another number of passages")
-    except QkvError:
+    except FileNotFoundError as error:
+        raise DamagedIndex(folder, f"{error.filename} is missing") from None
+    except (QkvError, MemoryError, OSError):  # such as too many open files
         raise
     except Exception as error:  # NumPy's parser of headers raises almost anything, such as a TokenError
         if not verify:
