@@ -183,9 +183,8 @@ def _unknown_extension_error(file: Path, options: ReadOptions) -> UsageError:
     if ARCHIVE_EXTENSIONS & set(file.suffixes):
         return UsageError(f"{file} is an archive, which is not read; unpack it, and give the files in it")
     format = guess_format(file, options)
-    return UsageError(
-        f"{file} has no known extension; {_format_hint()}. Its first lines look like {format}: try --format {format}"
-    )
+    hint = f"Its first lines look like {format}: try --format {format}" if format else "Its first bytes are no text"
+    return UsageError(f"{file} has no known extension; {_format_hint()}. {hint}")
 
 
 def _format_hint() -> str:

@@ -1,5 +1,6 @@
 """Recognise a table or a CoNLL file by its first lines, if its name only says that it is text or tab-separated."""
 
+import re
 from pathlib import Path
 
 from qkv.data.problems import Problems
@@ -8,6 +9,8 @@ from qkv.data.readers.options import ReadContext, ReadOptions
 
 SNIFFED_EXTENSIONS = {".txt", ".text", ".tsv", ".tab"}
 SNIFFED_BYTES = 2**16
+BINARY = re.compile(rb"[\0-\x08\x0e-\x1a]")  # control characters that no text has
+JSON_LIST = re.compile(rb'\s*\[\s*[\[{"\]]')
 MIN_ROWS = 2  # one line with a tab is not a table yet
 
 
@@ -33,9 +36,13 @@ def sniff_format(path: Path, format: str, options: ReadOptions) -> tuple[str, st
 
 
 def guess_format(path: Path, options: ReadOptions) -> str:
-    """The format that the first bytes of a file look like, if its name has no known extension."""
-    start = first_block(path, options).lstrip()[:1]
-    return {b"{": "jsonl", b"[": "json"}.get(start) or sniff_format(path, "text", options)[0]
+    """The format that the first bytes of a file look like, if its name has no known extension; "" if it is no text."""
+    block = first_block(path, options)
+    if not block.strip() or BINARY.search(block):
+        return ""
+    if JSON_LIST.match(block):
+        return "json"
+    return "jsonl" if block.lstrip().startswith(b"{") else sniff_format(path, "text", options)[0]
 
 
 def first_block(path: Path, options: ReadOptions) -> bytes:
