@@ -273,7 +273,7 @@ def test_messages_at_a_terminal(folder: Path) -> None:
         pytest.skip("libedit has no bracketed paste")
     with Terminal(folder) as terminal:
         # A paste of several lines is one message, and control characters of an answer have no effect.
-        terminal.type("\x1b[200~// one\n/help\x1b[201~\n", "begin1 ␛[31m'// one\\n/help'", "> ")
+        terminal.type("\x1b[200~/help\n// one\x1b[201~\n", "begin1 ␛[31m'/help\\n// one'", "> ")
         terminal.type("/etc/hosts?\n", "begin3 ␛[31m'/etc/hosts?'", "> ")
         terminal.type("wrong\n", "begin5 ", "qkv: the template fails", "> ")
         terminal.type("cut\n", "begin5 ", "[the answer was cut: --max-tokens is 1]", "> ")

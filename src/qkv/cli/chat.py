@@ -105,6 +105,15 @@ def chat(
                 session.answer(text)
 
 
+def is_command(line: str) -> bool:
+    """Whether a line is a command. A paste of several lines is a message, unless it sets a system prompt.
+
+    >>> is_command("/help"), is_command("/etc/hosts"), is_command("/help\\nor not"), is_command("/system Be\\nkind.")
+    (True, False, False, True)
+    """
+    return COMMAND.match(line) is not None and ("\n" not in line.strip() or line.split()[0] == "/system")
+
+
 class ChatSession:
     """A chat with its messages so far."""
 
@@ -134,7 +143,7 @@ class ChatSession:
             except KeyboardInterrupt:  # Ctrl-C discards the line
                 print()
                 continue
-            if COMMAND.match(line):
+            if is_command(line):
                 self.run_command(line)
             elif line.strip():
                 self.answer(line)

@@ -23,6 +23,10 @@ def test_a_sentence_in_capitals_is_translated_like_any_other(text: str, translat
     assert EN_FR.translate(text).text == translation
 
 
+def test_a_prefix_stays_as_it_is() -> None:
+    assert EN_FR.translate("HELP ME NOW", prefix="Aide").text == "Aide-MOI MAINTENANT"
+
+
 def test_alternatives_are_in_capitals_and_links_point_to_their_words() -> None:
     text = "“WHAT TIME IS IT?” 😀"
     result = EN_FR.translate(text, top=2, align=True)

@@ -22,12 +22,16 @@ def lower_capitals(text: str, tokenizer: Tokenizer) -> str:
     return lowered if lengths[1] < lengths[0] else text
 
 
-def write_capitals(result: GeneratedText) -> GeneratedText:
-    """A translation in capital letters, with its alternatives. Its length does not change, so links stay right."""
+def write_capitals(result: GeneratedText, prefix: str = "") -> GeneratedText:
+    """A translation in capital letters after its prefix, with its alternatives.
+
+    Its length does not change, so links stay right.
+    """
+    first = len(prefix) if result.text.startswith(prefix) else 0
     return replace(
         result,
-        text="".join(map(_upper, result.text)),
-        alternatives=list(map(write_capitals, result.alternatives)),
+        text=result.text[:first] + "".join(map(_upper, result.text[first:])),
+        alternatives=[write_capitals(other, prefix) for other in result.alternatives],
     )
 
 

@@ -130,7 +130,7 @@ def finish_part(model: TextModel, part: Part, prompt: str, align: bool) -> None:
         return part.clean.insert_copies(result, lambda one: find_links(one.text, tuple(one.ids)))
 
     assert part.result is not None
-    result = write_capitals(part.result) if part.is_in_capitals else part.result
+    result = write_capitals(part.result, part.prefix) if part.is_in_capitals else part.result
     if align:
         result = replace(result, alignment=find_links(result.text, tuple(result.ids)))
     part.result = replace(complete(result), alternatives=[complete(other) for other in result.alternatives])
