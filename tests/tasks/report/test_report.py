@@ -95,6 +95,15 @@ def test_leakage_is_found(healthy: Path, tmp_path: Path) -> None:
     assert report.advice[0].overrides == ("data.valid=", "data.valid_fraction=0.1")
 
 
+def test_leakage_of_the_test_data_is_found(healthy: Path, tmp_path: Path) -> None:
+    mixed = write_rows(tmp_path / "mixed.jsonl", [*TRAINING[:25], *make_rows(100, seed=7)])
+    report, names = examine(copy_run(healthy, tmp_path / "run", f"data.test={mixed}"))
+    assert names == {"test_leakage"}
+    assert report.test_leakage is not None
+    assert report.test_leakage.num_exact == 25
+    assert "25 of 125 test records (20 %) also occur in the training data" in report.advice[0].reason
+
+
 def test_wrong_labels_are_found(healthy: Path, tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="the second opinion on labels is scikit-learn's")
     noisy = write_rows(tmp_path / "noisy.jsonl", make_rows(160, seed=2, noise=0.15))
@@ -208,7 +217,7 @@ def test_every_rule_is_independent_of_what_was_not_examined(healthy: Path) -> No
     assert report.errors is None
     assert report.score is not None
     assert [one.name for one in report.score.baselines] == ["most frequent class"]
-    assert len(RULES) == 12
+    assert len(RULES) == 13
 
 
 def test_the_recipe_itself_is_trained_on_fractions_if_there_is_time(healthy: Path) -> None:

@@ -16,6 +16,7 @@ from qkv.tasks.report.rules_data import (
     advise_labels,
     advise_leakage,
     advise_more_data,
+    advise_test_leakage,
     advise_truncation,
     advise_unusable,
 )
@@ -34,6 +35,7 @@ Rule = Callable[[Facts], Advice | None]
 
 RULES: dict[str, Rule] = {
     "leakage": advise_leakage,
+    "test_leakage": advise_test_leakage,
     "labels": advise_labels,
     "lr": advise_lr,
     "unusable": advise_unusable,

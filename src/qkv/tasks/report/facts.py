@@ -56,6 +56,7 @@ class Facts:
     errors: ErrorReport | None = None
     leakage: LeakageReport | None = None
     score_without_leaks: float | None = None
+    test_leakage: LeakageReport | None = None
     data: DataReport | None = None
     curve: LearningCurve | None = None
     lr_check: Finding | None = None

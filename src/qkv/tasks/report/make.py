@@ -143,6 +143,7 @@ class Reporter:
             errors,
             leakage,
             clean,
+            test_leakage,
             counted,
             curve,
             self.check_lr(prepared, score, judgement),

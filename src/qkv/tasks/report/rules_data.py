@@ -5,6 +5,7 @@ import shlex
 from qkv.tasks.baseline import BASELINE_NAME
 from qkv.tasks.metrics.notation import name_metric
 from qkv.tasks.report.facts import Advice, Facts, count_nouns, list_files
+from qkv.tasks.report.leakage import LeakageReport
 from qkv.tasks.report.learning_curve import LearningCurve
 from qkv.tasks.report.score import format_score, to_points
 
@@ -37,12 +38,8 @@ def advise_leakage(facts: Facts) -> Advice | None:
         )
     if found.fraction < LEAK_FRACTION and abs(change) < LEAK_POINTS:
         return None
-    near = len(found.leaks) - found.num_exact
-    listed = f"{found.num_exact:,} word for word" + (f" and {near:,} nearly" if near else "")
-    total = count_nouns(found.num_evaluation, f"evaluation {found.unit}")
-    percent = f"{100 * found.fraction:.0f} %"
-    reason = f"{len(found.leaks):,} of {total} ({percent}) also occur in the training data, {listed}.{without}"
-    if facts.recipe.data.valid and found.num_exact >= near:
+    reason = describe_leaks(found, "evaluation") + without
+    if facts.recipe.data.valid and 2 * found.num_exact >= len(found.leaks):
         return facts.advise(
             "leakage",
             "Keep the evaluation records out of the training data: hold out a fraction of it, split by content",
@@ -59,6 +56,28 @@ def advise_leakage(facts: Facts) -> Advice | None:
         reason,
         command=f"qkv report {shlex.quote(facts.run)} --json",
     )
+
+
+def advise_test_leakage(facts: Facts) -> Advice | None:
+    """Test records that occur in the training data will make the final score too high."""
+    found = facts.test_leakage
+    if found is None or len(found.leaks) < MIN_LEAKS or found.fraction < LEAK_FRACTION:
+        return None
+    return Advice(
+        "test_leakage",
+        f"Remove the leaked {found.unit}s from the training data or from the test data",
+        describe_leaks(found, "test"),
+        command=f"qkv report {shlex.quote(facts.run)} --json",
+    )
+
+
+def describe_leaks(found: LeakageReport, part: str) -> str:
+    """How many records of a part of the data occur in the training data."""
+    near = len(found.leaks) - found.num_exact
+    listed = f"{found.num_exact:,} word for word" + (f" and {near:,} nearly" if near else "")
+    total = count_nouns(found.num_evaluation, f"{part} {found.unit}")
+    percent = f"{100 * found.fraction:.0f} %"
+    return f"{len(found.leaks):,} of {total} ({percent}) also occur in the training data, {listed}."
 
 
 def advise_labels(facts: Facts) -> Advice | None:
