@@ -493,6 +493,24 @@ def test_several_results_are_shown(
     assert "--align needs --json for lines on stdin" in err
 
 
+def test_long_documents_are_summarised(
+    models: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, text = str(models / "text_to_text"), "the fox runs over it. " * 30
+    _, err = said(capsys, ["run", folder, text, "--max-tokens", "2"], code=2)
+    assert "shorten it, or add --too-long split" in err
+    out, err = said(capsys, ["run", folder, text, "--max-tokens", "2", "--too-long", "split", "--json"])
+    expected = qkv.load(folder).summarise(text, max_tokens=2)
+    assert json.loads(out)["text"] == expected.text
+    assert len(json.loads(out)["parts"]) == len(expected.parts) > 2
+    assert "1 of 1 texts were read in several parts, because they are too long" in err
+    out, err = said(capsys, ["run", folder, text, "--max-tokens", "2", "--too-long", "truncate"])
+    assert out == f"{expected.parts[0].summary()}\n"
+    assert "1 of 1 texts are too long: only their beginnings were summarised" in caplog.text
+    _, err = said(capsys, ["run", folder, text, "--too-long", "split", "--align"], code=2)
+    assert "--too-long is for summaries, which have no --align; remove one of them" in err
+
+
 def test_a_decoder_suggests_completions(
     models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from qkv.cli.run_notes import RunNotes
+from qkv.cli.run_notes import WHY_LONG_PARTS, WHY_SENTENCES, RunNotes
 from qkv.cli.shared import (
     Int4,
     Int8,
@@ -22,7 +22,7 @@ from qkv.cli.shared import (
     quantize_model,
     weight_precision,
 )
-from qkv.errors import UsageError
+from qkv.errors import ContextLengthError, UsageError
 from qkv.files import replace_nonfinite
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from qkv.tasks.task import Task
 
 TASK_OPTIONS: dict[str, tuple[str, ...]] = {
-    "text_to_text": ("top", "sentences", "align", "prefix"),
+    "text_to_text": ("top", "sentences", "align", "prefix", "too_long"),
     "language": ("top",),
     "fill": ("top", "too_long"),
     "classify": ("top", "threshold", "too_long"),
@@ -162,7 +162,10 @@ def run(
     if (top > 1 or align) and not texts and not json:
         option = f"--top {top}" if top > 1 else "--align"
         raise UsageError(f"{option} needs --json for lines on stdin: each has one line of output; add --json")
-    if task.name == "text_to_text" and sentences is None and draft is None and loaded.config.reads_sentences:
+    if task.name == "text_to_text" and too_long:
+        if unused := given_options({name: chosen[name] for name in chosen if name not in ("top", "too_long")}):
+            raise UsageError(f"--too-long is for summaries, which have no {' and '.join(unused)}; remove one of them")
+    elif task.name == "text_to_text" and sentences is None and draft is None and loaded.config.reads_sentences:
         chosen["sentences"] = True
     elif sentences is False:
         del chosen["sentences"]
@@ -181,15 +184,20 @@ def run(
         given = {name: value for name, value in options.items() if given_options({name: value})}
         if task.name == "language":
             check_complete_options(given, top)
-        else:
+        elif not too_long:
             chosen = {"sentences": False, **chosen}
-        count_parts = task.name == "text_to_text" and sentences is None
-        notes = RunNotes(loaded, given.get("max_tokens", 0), count_parts=count_parts)
+        why_parts = WHY_LONG_PARTS if too_long else WHY_SENTENCES if sentences is None else ""
+        if task.name != "text_to_text":
+            why_parts = ""  # its results have no parts
+        notes = RunNotes(loaded, given.get("max_tokens", 0), why_parts)
         run_task(loaded, task, {**chosen, **given}, lines, json, notes)
         return print_notes(model, notes.messages())
     notes = RunNotes(loaded, max_tokens)
     try:
         run_generation(loaded, options, lines, json, notes)
+    except ContextLengthError as error:
+        hint = ", or add --too-long split, which summarises it part by part" if task.name == "text_to_text" else ""
+        raise ContextLengthError(f"{error}{hint}") from error
     finally:
         print_notes(model, notes.messages())
     return None
@@ -287,7 +295,7 @@ def run_task(
     if task.name == "language":
         call = partial(complete_texts, model)
     elif task.generates:
-        call = model.translate
+        call = model.summarise if "too_long" in options else model.translate
     empty = model.translate("") if task.name == "text_to_text" else None
     # The details of a result take several lines, so lines on stdin have none.
     has_more = options.get("top", 0) > 1 or options.get("align", False) or task.name == "tag"

@@ -7,14 +7,18 @@ if TYPE_CHECKING:
     from qkv.api import Model
 
 
+WHY_SENTENCES = "this model was trained on single sentences; --no-sentences reads a text in one piece"
+WHY_LONG_PARTS = "they are too long for this model; --too-long truncate reads their beginning only"
+
+
 class RunNotes:
     """Counts outputs that were cut off and texts with unknown tokens, for notes after the results.
 
-    With `count_parts`, it also counts the texts that were read in several parts.
+    With `why_parts`, it also counts the texts that were read in several parts, and says why.
     """
 
-    def __init__(self, model: "Model", max_tokens: int, *, count_parts: bool = False) -> None:
-        self.model, self.max_tokens, self.count_parts = model, max_tokens, count_parts
+    def __init__(self, model: "Model", max_tokens: int, why_parts: str = "") -> None:
+        self.model, self.max_tokens, self.why_parts = model, max_tokens, why_parts
         self.num_lines = self.num_truncated = self.num_with_unknown = self.num_in_parts = 0
         self.first_with_unknown = ""
 
@@ -23,7 +27,7 @@ class RunNotes:
         self.num_lines += len(lines)
         if self.model.config.family == "seq2seq":  # a decoder-only model usually stops only at max_tokens
             self.num_truncated += sum(result.finish_reason == "length" for result in results)
-        self.num_in_parts += sum(bool(result.parts) for result in results) if self.count_parts else 0
+        self.num_in_parts += sum(bool(result.parts) for result in results) if self.why_parts else 0
         tokenizer = self.model.tokenizer
         if tokenizer is None or tokenizer.special_tokens.unk is None:
             return
@@ -43,8 +47,7 @@ class RunNotes:
             )
         if self.num_in_parts:
             notes.append(
-                f"{self.num_in_parts} of {self.num_lines} texts were read in several parts, because this model was "
-                "trained on single sentences; --no-sentences reads a text in one piece"
+                f"{self.num_in_parts} of {self.num_lines} texts were read in several parts, because {self.why_parts}"
             )
         if self.num_with_unknown:
             notes.append(

@@ -4,6 +4,7 @@ A translator reads sentence by sentence; what is between sentences, such as line
 reads as many sentences at once as fit.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,6 +23,8 @@ from qkv.tasks.run.lost_numbers import StandIns, has_more_numbers, replace_lost_
 from qkv.tasks.run.verbatim import CleanSource, inner_span, leave_out_copied, symbol_check, without_clause_mark
 from qkv.tasks.task import TextModel, check_flag, check_top
 from qkv.text.sentences import CharSpan, fit_spans, split_sentences, split_to_fit
+
+log = logging.getLogger("qkv")
 
 EXTRA_TOKENS = 16
 """By default, a translation has at most twice the tokens of its source and this many more, rounded up."""
@@ -154,6 +157,7 @@ def summarise(
     """
     check_too_long(too_long, TOO_LONG_CHOICES)
     fits = fits_into(model, prompt)
+    truncated: list[str] = []
 
     def split(text: str) -> list[CharSpan]:
         if fits(text):
@@ -163,9 +167,13 @@ def summarise(
                 f"a text of {len(text):,} characters, which begins with {text[:40]!r}, is too long for this model; "
                 f"shorten it{describe_choices(TOO_LONG_CHOICES)}"
             )
+        if too_long == "truncate":
+            truncated.append(text)
         return fit_spans(text, fits)[: 1 if too_long == "truncate" else None]
 
     parts = [[Part(text[start:end], (start, end)) for start, end in split(text)] for text in texts]
+    if truncated:
+        log.warning(f"{len(truncated):,} of {len(texts):,} texts are too long: only their beginnings were summarised")
     flat = [part for several in parts for part in several]
     generate_parts(model, flat, prompt, with_beams(options, top), SUMMARISE_OPTIONS, batch_size, progress)
     return [join_parts(text, several, keep_gaps=False) for text, several in zip(texts, parts, strict=True)]
