@@ -86,10 +86,14 @@ def test_training_says_what_came_of_it(
     out, err = said(capsys, ["train", "mine.toml"])
     assert out.splitlines()[0].startswith(f"{here / 'mine'}: 3 steps, exact_match ")
     curves = here / "mine" / "curves.svg"
-    _, score, *_, drawn, tried, next_command = out.splitlines()
+    _, score, *_, page, drawn, tried, next_command = out.splitlines()
     assert score.startswith("BLEU 0.0 (0.0 … 0.0) on 16 records; copy of the source: ")
     assert drawn == f"Learning curves: {curves}"
-    assert next_command == f"Is it good, and what next? qkv report {here / 'mine'}"
+    assert next_command == f"Is it good, and what next? The whole report: qkv report {here / 'mine'}"
+    assert page == f"First report: {here / 'mine' / 'report.html'}"
+    text = (here / "mine" / "report.html").read_text(encoding="utf-8")
+    assert "this is a quick report" in text
+    assert "copy of the source" in text
     found = shlex.split(tried.removeprefix("Try it: qkv run "))
     assert found[0] == str(here / "mine")
     assert found[1] in (here / "pairs.tsv").read_text(encoding="utf-8"), "a text of the user's own"

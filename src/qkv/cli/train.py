@@ -89,7 +89,7 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
         *report,
         curves,
         f"Try it: {try_command(trained, watcher.state.sample)}",
-        f"Is it good, and what next? qkv report {shlex.quote(end.folder)}",
+        f"Is it good, and what next? The whole report: qkv report {shlex.quote(end.folder)}",
     ]
     values = {"run": end.folder, "step": end.step, "seconds": end.seconds, "reason": end.reason, "metrics": end.metrics}
     print_result(json, "\n".join(lines), {**values, "report": report})
@@ -97,16 +97,21 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
 
 
 def report_lines(run: str) -> list[str]:
-    """Two lines on a run that has just ended: its score with a baseline, and the most important advice."""
+    """Write a quick report on a run that has just ended, and return its summary.
+
+    The summary is the score with a baseline, the most important advice, and the path of the page.
+    """
     from qkv.files import read_json_object
     from qkv.render.report import summarise_report
     from qkv.tasks.report import ReportOptions, make_report
 
     try:
         device = str(read_json_object(Path(run) / "env.json")["device"])  # the device of the training
-        return summarise_report(make_report(run, ReportOptions(quick=True, device=device)))
+        report = make_report(run, ReportOptions(quick=True, device=device))
+        report.save(path := Path(run) / "report.html")
     except Exception as error:  # whatever happens here, the run is complete
         return [f"No report was made: {error}"]
+    return [*summarise_report(report), f"First report: {path}"]
 
 
 def try_command(trained: "TrainingResult", sample: "Sample | None") -> str:

@@ -214,7 +214,7 @@ def test_too_little_data_is_found(healthy: Path, tmp_path: Path) -> None:
 def test_every_rule_is_independent_of_what_was_not_examined(healthy: Path) -> None:
     report = make_report(healthy, ReportOptions(quick=True))
     assert not report.advice
-    assert report.errors is None
+    assert report.data is report.learning_curve is report.test_leakage is None
     assert report.score is not None
     assert [one.name for one in report.score.baselines] == ["most frequent class"]
     assert len(RULES) == 13

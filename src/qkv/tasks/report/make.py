@@ -8,6 +8,7 @@ lines of `qkv train`: only what takes a small fraction of the run's time.
 """
 
 import math
+import shlex
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -108,6 +109,11 @@ class Reporter:
         if options.quick:
             trained = max((float(one.get("seconds", 0)) for one in folder.log_records()), default=0.0)
             self.seconds = min(max(QUICK_FRACTION * trained, MIN_QUICK_SECONDS), MAX_QUICK_SECONDS)
+            self.notes.append(
+                f"this is a quick report, made when the run ended; qkv report {shlex.quote(self.run)} examines more: "
+                "better baselines, the score on training data, leakage of test data, truncated and unusable records, the "
+                "gain from more data"
+            )
 
     def stage(self, name: str) -> None:
         """Report the current stage."""
@@ -116,7 +122,6 @@ class Reporter:
 
     def make(self) -> RunReport:
         """All parts."""
-        quick = self.options.quick
         self.stage("reading")
         data = read_data(self.recipe, self.task)
         train = self.recipe.train
@@ -124,10 +129,10 @@ class Reporter:
         if judge is not None and train.metric not in ("", "loss", judge.metric):
             shown = name_metric(judge.metric)
             self.notes.append(f"the score is {shown}: a report cannot show train.metric = {train.metric!r}")
-        training = [] if quick and self.task in DOCUMENT_TASKS else data.sample_training()
+        training = data.sample_training()
         self.stage("evaluating")
         score, judgement = self.score(data, judge, training)
-        errors = None if judgement is None or quick else report_errors(judgement)
+        errors = None if judgement is None else report_errors(judgement)
         self.stage("comparing records")
         leakage, clean, test_leakage = self.leakage(data, judge, judgement)
         counted, prepared = self.count_data(data, judge, training)
@@ -196,7 +201,7 @@ class Reporter:
     def language_score(self, data: ReportData, training: Sequence[Record]) -> ScoreReport | None:
         """The loss of a language model, or the accuracy of a masked one, with a unigram model as the baseline."""
         records = [one for one in data.evaluation if "text" in one.fields or "messages" in one.fields]
-        if not records or self.options.quick:
+        if not records:
             return None
         model, began, unit = self.model, time.monotonic(), data.unit
         excerpts = split_long_texts(records, self.task)
