@@ -32,6 +32,8 @@ from qkv.train.recipe.values import format_value
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/training.md", "docs/decoding.md", "docs/inside.md")
+# In this order: the page about embedding uses a model of the page about masked words.
+TASKS = ("translate", "summarise", "classify", "tag", "answer", "fill", "complete", "chat", "embed", "search", "report")
 SHORT_TRAINING = "train.steps=1 train.minutes=0 train.eval_examples=4 model.layers=1"
 SHORT_DATES = "train.steps=8 data.epoch_examples=600 train.eval_examples=4 data.cache=cache"
 
@@ -43,7 +45,7 @@ def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_task_files(folder: Path) -> None:
-    """Write the files of docs/tasks.md and docs/evaluation.md."""
+    """Write the files of docs/tasks and docs/evaluation.md."""
     passages = [f"Anna lives in house number {i}. Ben lives in house number {i + 1}." for i in range(80)]
     asked = [
         {
@@ -63,13 +65,14 @@ def write_task_files(folder: Path) -> None:
     tagged = [f"Anna B-PER\nlives O\nin O\nParis B-LOC\n{i} O\n" for i in range(80)]
     pairs = [f"A sentence with number {i}.\tEine Zeile mit Nummer {i}.\n" for i in range(60)]
     files = {
-        "pairs.tsv": "".join(pairs),  # without a header, as docs/tasks.md describes it
+        "pairs.tsv": "".join(pairs),  # without a header, as docs/tasks/translate.md describes it
         "reviews.csv": "text,label\n"
         + "".join(f"a {kind} book {i},{kind}\n" for i in range(60) for kind in ("fine", "bad")),
         "lines.txt": "a fine book\na bad book\n",
         "names.conll": "\n".join(tagged),
         "questions.json": json.dumps({"version": "1.1", "data": [{"title": "houses", "paragraphs": asked}]}),
         "mails.jsonl": "".join(json.dumps(mail) + "\n" for mail in mails),
+        "mails.txt": "The meeting is on Monday.\n" + "Bring the plan. " * 300 + "\n",
         "chats.jsonl": "".join(json.dumps({"messages": chat}) + "\n" for chat in chats),
         "notes.txt": "\n".join(passages),
         "judged.tsv": "query\tdocument\trelevance\nWhere does Anna live?\tnotes.txt\t1\n",
@@ -81,7 +84,9 @@ def write_task_files(folder: Path) -> None:
 def run(command: list[str], folder: Path) -> None:
     """Run a command as typed. qkv runs in this process, which has already loaded torch."""
     if command[0] == "qkv":
-        typed = io.TextIOWrapper(io.BytesIO(b"Where does Anna live?\n"))  # for `qkv chat`
+        command, file = (command[:-2], command[-1]) if "<" in command else (command, "")
+        data = (folder / file).read_bytes() if file else b"Where does Anna live?\n"  # for `qkv chat`
+        typed = io.TextIOWrapper(io.BytesIO(data))
         with contextlib.chdir(folder), mock.patch("sys.stdin", typed):
             assert cli.run_command(command[1:]) == 0, shlex.join(command)
         return
@@ -98,10 +103,11 @@ def test_examples_run_in_reading_order(reader_folder: Path) -> None:
 
 
 def test_examples_of_tasks_run(tmp_path: Path) -> None:
-    """The page on evaluation uses the models of the page on tasks."""
+    """The page on evaluation uses the models of the pages on tasks."""
+    assert {f"{name}.md" for name in (*TASKS, "README")} == {path.name for path in (ROOT / "docs/tasks").iterdir()}
     write_task_files(tmp_path)
     chat_model().save(tmp_path / "models/smollm2")
-    for page in ("docs/tasks.md", "docs/evaluation.md"):
+    for page in (*(f"docs/tasks/{name}.md" for name in TASKS), "docs/evaluation.md"):
         blocks = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
         shortened = [(kind, re.sub(r"train\.minutes=[0-9]+", SHORT_TRAINING, text)) for kind, text in blocks]
         run_examples(page, shortened, tmp_path)
@@ -202,7 +208,7 @@ def test_training_page_lists_every_key_and_its_default() -> None:
 
 def test_paths_in_the_documentation_exist() -> None:
     """Paths in backticks are relative to the root of the repository or to src/qkv."""
-    for page in (*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
+    for page in documentation():
         for path in re.findall(r"`((?:[\w.-]+/)+(?:[\w-]+\.(?:py|md|toml))?)`", page.read_text(encoding="utf-8")):
             found = (ROOT / path).exists() or (ROOT / "src/qkv" / path).exists() or path == "runs/"
             assert found, f"{page.name}: {path}"
@@ -252,10 +258,28 @@ def test_installed_command_runs() -> None:
     run([str(Path(sys.executable).with_name("qkv")), "--version"], ROOT)
 
 
+def documentation() -> list[Path]:
+    """The pages that people read."""
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def find_anchors(page: Path) -> set[str]:
+    """The anchors of a page: its headings in lower case, without punctuation, with hyphens; and those of HTML."""
+    text = page.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return slugs | set(re.findall(r'<a (?:id|name)="([^"]+)"', text))
+
+
 def test_links_exist() -> None:
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"):
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-            assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+    for page in documentation():
+        for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
+            if target.startswith("http"):
+                continue
+            found = page.parent / target if target else page
+            assert found.exists(), f"{page}: {target}"
+            if anchor and found.suffix == ".md":
+                assert anchor in find_anchors(found), f"{page}: {target}#{anchor}"
 
 
 def test_readme_lists_every_extra() -> None:

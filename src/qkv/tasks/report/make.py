@@ -111,8 +111,8 @@ class Reporter:
             self.seconds = min(max(QUICK_FRACTION * trained, MIN_QUICK_SECONDS), MAX_QUICK_SECONDS)
             self.notes.append(
                 f"this is a quick report, made when the run ended; qkv report {shlex.quote(self.run)} examines more: "
-                "better baselines, the score on training data, leakage of test data, truncated and unusable records, the "
-                "gain from more data"
+                "better baselines, the score on training data, leakage of test data, truncated and unusable records, "
+                "the gain from more data"
             )
 
     def stage(self, name: str) -> None:
