@@ -27,6 +27,8 @@ from qkv.text.stream_decoder import StreamDecoder, StreamPlan
 from qkv.text.train import TextSource, train_backend
 from qkv.text.training_text import check_text
 
+SYMBOLS_KEY = "training_symbols"
+"""In tokenizer_config.json: the symbols and punctuation marks of the text on which the tokenizer was trained."""
 ENCODING_VERSION = 1
 """Part of every fingerprint. Raise it when the same file gives other ids for the same text."""
 

@@ -22,6 +22,8 @@ EN_FR = qkv.load("en-fr")
         ("5 is less than 8.", "55 fait moins de 8.", "24 is less than 8."),
         ("$1.25, $2.25, $3.25, $4.25, $5.25 and $6.25", "6.25", "$24, $36, $47, $58, $69 and $6.25"),
         ("It cost 12,99 euros.", "Ça coûtait 12 euros.", "It cost 1985 euros."),
+        ("It is -5 degrees.", "Il fait froid.", "It is 24 degrees."),
+        ("That's 3 + 4 = 7.", "C'est 3 sur 7.", "That's 24."),
         ("We are 1,250.", "Nous sommes 1250.", None),
         ("We are 1,250.", "Nous sommes 1 250.", None),
         ("At 10:30.", "À 10 h 30.", None),

@@ -1,15 +1,22 @@
 """What a translator copies as it is: URLs, list markers, and symbols that its tokenizer never saw."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import qkv
+from qkv.data import FileLocation, Record
+from qkv.data.objectives.table import RequiredTokens
 from qkv.errors import UsageError
+from qkv.tasks.prepare.tokenizer import train_tokenizer
 from qkv.tasks.results import GeneratedText, WordLink
 from qkv.tasks.run.verbatim import inner_span, leave_out_copied, symbol_check
 from qkv.text import Tokenizer
+from qkv.text.tokenizer import SYMBOLS_KEY
 from qkv.text.words import split_words
+from qkv.train.recipe.schema import TokenizerSection
 
 EN_FR = qkv.load("en-fr")
 UNSEEN = "☃♥€“”–—😀👩💻".__contains__
@@ -34,6 +41,9 @@ UNSEEN = "☃♥€“”–—😀👩💻".__contains__
         ("“Yes” – he said—slowly – 1914–1918 e\u0301☃s", '"Yes", he said, slowly, 1914-1918 e\u0301☃s', []),
         ("do☃not", "do☃not", []),
         ("Awww...so cute!", "Awww...so cute!", []),
+        ("Write to anna.b@mail.org.", "Write to.", ["anna.b@mail.org"]),
+        ("Open src/main.py, /etc/hosts and ../a.", "Open, and.", ["src/main.py", "/etc/hosts", "../a"]),
+        ("He and/or she, 12/05, 3 km/h", "He and/or she, 12/05, 3 km/h", []),
     ],
 )
 def test_what_the_model_reads(text: str, read: str, copied: list[str]) -> None:
@@ -43,9 +53,17 @@ def test_what_the_model_reads(text: str, read: str, copied: list[str]) -> None:
     assert all(text[i] == character or character in '"-, ' for i, character in zip(source.origins, read, strict=True))
 
 
+def test_texts_in_unseen_brackets_are_translated_and_inserted() -> None:
+    source = leave_out_copied("Tom (my friend) lives in Oslo (Norway).", "()".__contains__, {"my friend": "mon ami"})
+    assert source.text == "Tom lives in Oslo."
+    assert [one.text for one in source.copied] == ["(mon ami)", "(Norway)"]
+    assert leave_out_copied("Tom (my friend)", UNSEEN).text == "Tom (my friend)", "the tokenizer knows brackets"
+
+
 @pytest.mark.parametrize(
     ("text", "inside"),
     [
+        ("(He left.)", "He left."),
         ("- One thing", "One thing"),
         ("— Hello.", "Hello."),
         ("2. Next", "Next"),
@@ -122,6 +140,19 @@ def test_a_symbol_of_the_training_text_is_no_unseen_one() -> None:
     assert not symbol_check(Tokenizer.train("byte", iter(texts), vocab_size=300, special_tokens=["pad", "eos"]))("😀")
 
 
+def test_a_tokenizer_of_a_run_lists_the_symbols_of_its_text() -> None:
+    def train(*texts: str) -> Tokenizer:
+        records = [Record({"source": text, "target": text}, FileLocation("a.tsv", i)) for i, text in enumerate(texts)]
+        sources = [SimpleNamespace(records=lambda problems: iter(records))]
+        section, required = TokenizerSection(vocab_size=300), RequiredTokens(("pad", "eos"))
+        return train_tokenizer(section, required, sources, [1.0])  # type: ignore[arg-type]
+
+    tokenizer = train(*(f"{word} + ☃, £" for word in dir(str)[:4]), "5 + 3 £", "5 # 3")
+    assert tokenizer.config[SYMBOLS_KEY] == "+,_£☃", "each side counts, and # is in two texts only"
+    is_unseen = symbol_check(tokenizer)
+    assert [is_unseen(one) for one in "+£☃#°😀a5"] == [False, False, False, True, True, True, False, False]
+
+
 @pytest.mark.parametrize("kind", ["char", "word", "unigram", "bpe", "wordpiece"])
 def test_symbols_count_as_seen_in_every_kind_of_tokenizer(kind: str) -> None:
     texts = ["The dogs’ “balls” , ☃ … 。", "“Yes” … 。 ☃ the dogs’"] * 30
@@ -151,6 +182,12 @@ def test_letters_of_every_script_are_read(kind: str) -> None:
         ("I was tired — very tired.", "J'étais fatigué, très fatigué."),
         ("I read https://example.org/a?b=c yesterday.", "J'ai lu https://example.org/a?b=c hier."),
         ("Where is Tom? 😀", "Où est Tom ? 😀"),
+        ("I like C++ and C#.", "J'aime C++ et C#."),
+        ("I paid £20.", "J'ai payé £20."),
+        ("Open the file src/main.py now.", "Ouvrez le fichier src/main.py maintenant."),
+        ("I saw Tom (my brother) yesterday.", "J'ai vu Tom (mon frère) hier."),
+        ("He lives in Paris (France).", "Il vit à Paris (France)."),
+        ("(Hello!) The cat is black.", "(Salut !) Le chat est noir."),
         ("12", "12"),
         ("...", "..."),
         ("Hi Tom,\n\nThank you very much,\nTom", "Salut Tom,\n\nMerci beaucoup,\nTom"),

@@ -5,11 +5,13 @@ loads it instead of training it again.
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
+from unicodedata import category
 
 from filelock import FileLock
 
@@ -21,15 +23,17 @@ from qkv.progress import OnStage
 from qkv.store.hub import resolve_folder
 from qkv.tasks.prepare.sources import BuiltinSource, DataSource, FileSource, digest
 from qkv.text import Tokenizer
+from qkv.text.tokenizer import SYMBOLS_KEY
 from qkv.text.train import BYTE_LEVEL_KINDS
 from qkv.train.recipe.schema import Recipe, TokenizerSection
 from qkv.train.run.load import run_path
 
-CACHE_VERSION = 2  # increase it if the same texts and options give another tokenizer
+CACHE_VERSION = 3  # increase it if the same texts and options give another tokenizer
 MAX_TRAINING_CHARS = 200_000_000  # of more text a sample is taken: the rest takes long and hardly changes a tokenizer
 SAMPLE_SEED = 0
 PROBE_CHARS = 16_000_000  # characters from which the number of all characters is estimated
 SAMPLE_KEY = "training_sample"  # in tokenizer_config.json: the fraction of the text, if it is a sample
+MIN_SYMBOL_TEXTS = 5  # a symbol in fewer texts counts as unseen
 ENDLESS_TRAINING_EXAMPLES = 20_000  # examples of an endless dataset: enough to contain its whole vocabulary
 NOT_TEXT = ("label", "tags", "score", "starts")  # fields that a tokenizer does not learn from
 
@@ -113,9 +117,16 @@ def train_tokenizer(
     special_tokens = required.special_tokens
     if section.kind not in BYTE_LEVEL_KINDS:
         special_tokens = (special_tokens[0], "unk", *special_tokens[1:])
-    return Tokenizer.train(
+    num_texts = Counter[str]()  # by character
+
+    def count_characters(texts: Iterable[str]) -> Iterator[str]:
+        for text in texts:
+            num_texts.update(set(text))
+            yield text
+
+    tokenizer = Tokenizer.train(
         section.kind,
-        training_texts(sources, fractions),
+        count_characters(training_texts(sources, fractions)),
         section.vocab_size,
         special_tokens=special_tokens,
         num_sentinels=required.num_sentinels,
@@ -124,6 +135,9 @@ def train_tokenizer(
         min_frequency=section.min_frequency,
         progress=partial(progress, "training the tokenizer") if progress else None,
     )
+    symbols = [one for one, count in num_texts.items() if count >= MIN_SYMBOL_TEXTS and category(one)[0] in "PS"]
+    tokenizer.config[SYMBOLS_KEY] = "".join(sorted(symbols))
+    return tokenizer
 
 
 def sample_fractions(sources: Sequence[DataSource]) -> list[float]:

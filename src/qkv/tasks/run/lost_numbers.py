@@ -15,8 +15,11 @@ from unicodedata import category
 from qkv.tasks.results import GeneratedText, WordLink
 from qkv.text.sentences import CharSpan
 
-# A number with its separators, not inside a word such as "12B" or "1st". Hours with a.m. and p.m. become other numbers.
-NUMBER = re.compile(r"(?<![\w.,:/-])(?>\+?\d+(?:[ .,:/-]\d+)*)(?!\w|\s?[ap]\.?m\b)", re.IGNORECASE)
+# A number with its separators, or a calculation such as 3 + 4 = 7, but not inside a word such as "12B" or "1st". Hours
+# with a.m. and p.m. become other numbers.
+NUMBER = re.compile(
+    r"(?<![\w.,:/-])(?>[+−-]?\d+(?:(?:[ .,:/-]| ?[+*×÷=<>−-] ?)\d+)*)(?!\w|\s?[ap]\.?m\b)", re.IGNORECASE
+)
 DIGITS = re.compile(r"\d+")
 DECIMALS = re.compile(r"[.,](?!\d{3}(?!\d))\d")  # not thousands
 MIN_DIGITS = 3  # of a number that is not written in words
@@ -62,7 +65,7 @@ def replace_lost_numbers(sentence: str, translation: str) -> StandIns | None:
     """The sentence with stand-ins for the numbers that its translation does not have; None if there is none to replace.
 
     Where the translation has no other number instead, it may have written the number in words or in another form, so
-    short numbers and times are not replaced. 1 never is, because the stand-ins are plurals.
+    times and short numbers without a sign are not replaced. 1 never is, because the stand-ins are plurals.
 
     >>> replace_lost_numbers("It cost $12.99 in 1990.", "Ça a coûté 12 dollars en 1990.").text
     'It cost $24 in 1990.'
@@ -71,7 +74,8 @@ def replace_lost_numbers(sentence: str, translation: str) -> StandIns | None:
     is_garbled = bool(other_numbers(sentence, translation))
     for match in lost:
         num_digits = sum(map(str.isdigit, match[0]))
-        if match[0] == "1" or not (is_garbled or (num_digits >= MIN_DIGITS and ":" not in match[0])):
+        is_written = (num_digits >= MIN_DIGITS and ":" not in match[0]) or match[0][0] in "−-"
+        if match[0] == "1" or not (is_garbled or is_written):
             continue
         stand_in = next((one for one in stand_ins(sentence, match) if taken.isdisjoint(DIGITS.findall(one)[-1:])), None)
         if stand_in is not None:

@@ -20,7 +20,16 @@ from qkv.tasks.run.capitals import lower_capitals, write_capitals
 from qkv.tasks.run.generate import generate_batched, limit_new_tokens, make_generation_options, prompt_ids
 from qkv.tasks.run.long_texts import check_too_long, describe_choices
 from qkv.tasks.run.lost_numbers import StandIns, has_more_numbers, replace_lost_numbers
-from qkv.tasks.run.verbatim import CleanSource, inner_span, leave_out_copied, symbol_check, without_clause_mark
+from qkv.tasks.run.verbatim import (
+    CleanSource,
+    find_asides,
+    fit_aside,
+    inner_span,
+    is_translated,
+    leave_out_copied,
+    symbol_check,
+    without_clause_mark,
+)
 from qkv.tasks.task import TextModel, check_flag, check_top
 from qkv.text.sentences import CharSpan, fit_spans, split_sentences, split_to_fit
 
@@ -89,10 +98,15 @@ def translate(
         return [part for part in found if any(map(str.isalpha, part.source))]  # a part without letters is copied
 
     def read_sentence(sentence: str, span: CharSpan) -> Part:
-        clean = leave_out_copied(sentence, is_unseen)
+        clean = leave_out_copied(sentence, is_unseen, translations)
         source = lower_capitals(clean.text, model.tokenizer)
         return Part(source, span, clean, source != clean.text)
 
+    asides = [aside for text in texts for _, aside in find_asides(text, is_unseen) if is_translated(aside)]
+    translations = dict[str, str]()
+    if asides and (sentences or (sentences is None and reads_sentences)):
+        found = translate(model, asides, sentences=True, prompt=prompt, batch_size=batch_size, **options)
+        translations = {aside: fit_aside(aside, result.text) for aside, result in zip(asides, found, strict=True)}
     parts = [split(text) for text in texts]
     for several in parts:
         if several:

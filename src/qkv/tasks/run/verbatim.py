@@ -1,4 +1,4 @@
-"""What a translator copies as it is: URLs, list markers, and symbols that its tokenizer never saw, such as emoji.
+"""What a translator copies as it is: URLs, e-mail addresses, paths, list markers, and unseen symbols such as emoji.
 
 A tokenizer that splits text into bytes can encode every symbol. But if its training text did not have the symbol, the
 model has learned nothing about these bytes and may write anything for the whole sentence. So the model reads the
@@ -7,20 +7,25 @@ marks and dashes that the tokenizer never saw are replaced by their ASCII form, 
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from unicodedata import category
 
 from qkv.tasks.results import GeneratedText, WordLink
 from qkv.text import Tokenizer
 from qkv.text.sentences import MONTHS, OPENING_MARKS, CharSpan, strip_span
+from qkv.text.tokenizer import SYMBOLS_KEY
 from qkv.text.words import split_words
 
 URL = re.compile(r"(?<!\w)(?:https?://|www\.\w)[^\s<>\"]*[^\s<>\"'.,;:!?)\]»”…]", re.IGNORECASE)
+EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+FILE_PATH = re.compile(r"(?<![\w/.])(?:(?:~|\.\.?|/\w[\w.-]*)/[\w./-]*\w|(?:\w[\w.-]*/)+[\w-]+\.\w{1,5}(?!\w))")
 BULLET = re.compile(r"[-–—*•·]\s+")
 ITEM_NUMBER = re.compile(r"\(?\d{1,3}[.)]\s+(?=([^\W\d_]+))")
 PAIRED_MARKS = {"(": ")", "[": "]", '"': '"', "'": "'", "“": "”", "«": "»", "<": ">"}
-QUOTED = re.compile(r'["“„«][^"“”„«»]*["”“»]')
+QUOTED = re.compile(r'["“„«][^"“”„«»]*["”“»]|\([^()]*\)')
+ASIDE = re.compile(r"(?<!\w)(?:\(([^()\[\]]+)\)|\[([^()\[\]]+)\])(?!\w)")
 PLAIN_FORMS = dict.fromkeys("“”„‟", '"') | dict.fromkeys("‘’‚", "'") | dict.fromkeys("‐‑–", "-") | {"—": ","}
 DASHES = "–—"
 CLAUSE_MARKS = (",", ":", ";")
@@ -34,26 +39,29 @@ FindLinks = Callable[[GeneratedText], list[WordLink]]
 def symbol_check(tokenizer: Tokenizer) -> Callable[[str], bool]:
     """A function that returns whether a character is a symbol or punctuation mark that the tokenizer never saw.
 
-    A character that was seen is in the text of a token. A tokenizer of single bytes cannot tell, so it has no unseen
-    symbols.
+    A tokenizer that a run has trained lists the symbols of its text. For others, a symbol that was seen is in the text
+    of a token, except for those of one or two bytes in UTF-8, which every tokenizer of bytes has; and a tokenizer of
+    single bytes cannot tell, so it has no unseen symbols.
     """
+    listed = tokenizer.config.get(SYMBOLS_KEY)
     tells_nothing = tokenizer.vocab_size <= NUM_BYTES + MAX_SPECIAL_TOKENS and tokenizer.special_tokens.unk is None
-    unseen: dict[str, bool] = {}
 
+    @cache
     def is_unseen(character: str) -> bool:
-        size = len(character.encode("utf-8", "replace"))
-        if tells_nothing or size < MIN_SYMBOL_BYTES or category(character)[0] not in "PS":
+        if category(character)[0] not in "PS":
             return False
-        if character not in unseen:
-            ids = [i for text in (character, f" {character}") for i in tokenizer.encode(text, add_special_tokens=False)]
-            unseen[character] = not any(character in tokenizer.decode([i]) for i in ids)
-        return unseen[character]
+        if isinstance(listed, str):
+            return character not in listed
+        if tells_nothing or len(character.encode("utf-8", "replace")) < MIN_SYMBOL_BYTES:
+            return False
+        ids = [i for text in (character, f" {character}") for i in tokenizer.encode(text, add_special_tokens=False)]
+        return not any(character in tokenizer.decode([i]) for i in ids)
 
     return is_unseen
 
 
 def inner_span(text: str, span: CharSpan) -> CharSpan:
-    """The span of a sentence without a bullet, the number of a list item, or quotation marks around all of it.
+    """The span of a sentence without a bullet, the number of a list item, or quotation marks or brackets around it.
 
     >>> inner_span("2. Next", (0, 7)), inner_span("3. Mai 2021", (0, 11)), inner_span("“Yes.”", (0, 6))
     ((3, 7), (0, 11), (1, 5))
@@ -146,8 +154,40 @@ class CleanSource:
         return WordLink(self.sentence[first:last], text[start:end], first, last, start, end, link.weight)
 
 
-def leave_out_copied(text: str, is_unseen: Callable[[str], bool]) -> CleanSource:
+def find_asides(text: str, is_unseen: Callable[[str], bool]) -> list[tuple[CharSpan, str]]:
+    """The spans of texts in brackets that the tokenizer never saw, with these texts.
+
+    >>> find_asides("He (my brother) wrote f(x).", "()".__contains__)
+    [((3, 15), 'my brother')]
+    """
+    return [(one.span(), one[1] or one[2]) for one in ASIDE.finditer(text) if is_unseen(text[one.start()])]
+
+
+def is_translated(aside: str) -> bool:
+    """Whether a text in brackets has a word in lower case. Names, abbreviations and numbers are copied.
+
+    >>> is_translated("my brother"), is_translated("United Nations"), is_translated("3-2")
+    (True, False, False)
+    """
+    return any(aside[start].islower() for start, _ in split_words(aside))
+
+
+def fit_aside(aside: str, translation: str) -> str:
+    """The translation of a text in brackets, without the capital and the end mark of a sentence.
+
+    >>> fit_aside("my brother", "Mon frère !")
+    'mon frère'
+    """
+    text = translation.rstrip(" .!?\xa0\u202f") if aside[-1:].isalnum() else translation
+    return text[:1].lower() + text[1:] if aside[:1].islower() else text
+
+
+def leave_out_copied(
+    text: str, is_unseen: Callable[[str], bool], translations: Mapping[str, str] | None = None
+) -> CleanSource:
     """Separate a sentence into what the model reads and what is copied, with the brackets around it.
+
+    Texts in brackets are inserted like copies: their `translations`, or as they are.
 
     >>> source = leave_out_copied("I ♥ it – really (https://example.org)!", "♥–".__contains__)
     >>> source.text, [one.text for one in source.copied]
@@ -167,7 +207,11 @@ def leave_out_copied(text: str, is_unseen: Callable[[str], bool]) -> CleanSource
             characters.extend(plain)
             origins.extend([i] * len(plain))
 
-    for first, last in copied_spans(text, is_unseen):
+    asides = {
+        span: f"{text[span[0]]}{(translations or {}).get(aside, aside)}{text[span[1] - 1]}"
+        for span, aside in find_asides(text, is_unseen)
+    }
+    for first, last in copied_spans(text, is_unseen, list(asides)):
         while first > position and last < len(text) and PAIRED_MARKS.get(text[first - 1]) == text[last]:
             first, last = first - 1, last + 1
         read_until(first)
@@ -178,7 +222,8 @@ def leave_out_copied(text: str, is_unseen: Callable[[str], bool]) -> CleanSource
             drop_spaces()
         while not characters and position < len(text) and text[position].isspace():
             position += 1
-        copied.append(CopiedText(text[first:last], len(characters), is_after_space, is_before_space))
+        copy = asides.get((first, last), text[first:last])
+        copied.append(CopiedText(copy, len(characters), is_after_space, is_before_space))
     read_until(len(text))
     return CleanSource(text, "".join(characters), copied, origins)
 
@@ -198,14 +243,21 @@ def plain_form(text: str, index: int, is_unseen: Callable[[str], bool]) -> str:
     return PLAIN_FORMS[character]
 
 
-def copied_spans(text: str, is_unseen: Callable[[str], bool]) -> list[CharSpan]:
-    """The spans of URLs and of unseen symbols, in order. A symbol inside a word stays in it."""
-    urls = [extend_url(text, *match.span()) for match in URL.finditer(text)]
-    found = list(urls)
+def copied_spans(text: str, is_unseen: Callable[[str], bool], asides: Sequence[CharSpan] = ()) -> list[CharSpan]:
+    """The spans of asides, URLs, e-mail addresses, paths of files and unseen symbols, in order.
+
+    A symbol inside a word stays in it.
+    """
+    urls = (extend_url(text, *match.span()) for match in URL.finditer(text))
+    addresses = [*asides, *(span for span in urls if not overlaps(span, asides))]
+    for pattern in (EMAIL, FILE_PATH):
+        addresses += [match.span() for match in pattern.finditer(text) if not overlaps(match.span(), addresses)]
+    found = list(addresses)
     for start, end in split_words(text):
         inside_word = is_word_part(text[start - 1 : start]) and is_word_part(text[end : end + 1])
-        inside_url = any(first <= start < last for first, last in urls)
-        if text[start] not in PLAIN_FORMS and is_unseen(text[start]) and not inside_word and not inside_url:
+        if text[start] in PLAIN_FORMS or inside_word or overlaps((start, end), addresses):
+            continue
+        if is_unseen(text[start]):
             found.append((start, end))
     merged = list[CharSpan]()
     for start, end in sorted(found):
@@ -213,6 +265,11 @@ def copied_spans(text: str, is_unseen: Callable[[str], bool]) -> list[CharSpan]:
             start = merged.pop()[0]
         merged.append((start, end))
     return merged
+
+
+def overlaps(span: CharSpan, others: Sequence[CharSpan]) -> bool:
+    """Whether a span shares characters with another."""
+    return any(start < span[1] and span[0] < end for start, end in others)
 
 
 def extend_url(text: str, start: int, end: int) -> CharSpan:
