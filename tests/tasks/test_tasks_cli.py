@@ -476,6 +476,15 @@ def test_a_byte_order_mark_is_not_text(
     assert json.loads(out)["input"] == "the fox"
 
 
+def test_a_single_text_keeps_its_line_breaks(capsys: pytest.CaptureFixture[str]) -> None:
+    text, french = "The cat is black.\n\n- The cat is black.", "Le chat est noir.\n\n- Le chat est noir."
+    assert said(capsys, ["run", "en-fr", text])[0] == f"{french}\n"
+    assert said(capsys, ["run", "en-fr", text, "I like tea."])[0].splitlines() == [
+        french.replace("\n", " "),
+        "J'aime le thé.",
+    ]
+
+
 def test_several_results_are_shown(
     models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

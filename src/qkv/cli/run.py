@@ -72,12 +72,12 @@ def run(
 ) -> None:
     """Run a model on texts: generate text, classify, tag, answer, embed, or fill masks.
 
-    A decoder continues each text; an encoder-decoder produces a target for each source. If no texts are given, the
-    command reads lines from stdin and writes one line for each, in order. Output comes in chunks of several batches;
-    with --batch-size 1 it comes line by line. On a terminal, a single text is streamed while it is generated, unless
-    the model reads sentence by sentence. A pair (a question and its context, or two texts to classify) is one line with
-    a tab between the two texts. A tagger lists the entities below each text of the command line; for lines on stdin,
-    add --json.
+    A decoder continues each text; an encoder-decoder produces a target for each source. The result of a single text
+    keeps its line breaks; several texts have one line each. If no texts are given, the command reads lines from stdin
+    and writes one line for each, in order. Output comes in chunks of several batches; with --batch-size 1 it comes line
+    by line. On a terminal, a single text is streamed while it is generated, unless the model reads sentence by
+    sentence. A pair (a question and its context, or two texts to classify) is one line with a tab between the two
+    texts. A tagger lists the entities below each text of the command line; for lines on stdin, add --json.
 
     Examples:
         qkv run en-fr "The cat chased the mouse."
@@ -228,10 +228,11 @@ def check_complete_options(options: dict[str, Any], top: int) -> None:
         )
 
 
-def print_result(line: str, result: Any, json: bool, *, all: bool = False) -> None:
+def print_result(line: str, result: Any, json: bool, *, whole: bool = False, all: bool = False) -> None:
     """Print the result for one input line, as JSON or as one line; None is the result of an empty line.
 
-    With `all`, its details follow, such as the other classes with their probabilities, or the entities of a text.
+    With `whole`, a generated text keeps its line breaks. With `all`, the details follow, such as the other classes with
+    their probabilities, or the entities of a text.
     """
     is_vector = hasattr(result, "tolist")
     if json:
@@ -240,7 +241,7 @@ def print_result(line: str, result: Any, json: bool, *, all: bool = False) -> No
     elif is_vector:
         print(" ".join(f"{value:.6g}" for value in result.tolist()))
     else:
-        print("" if result is None else result if all else result.summary())
+        print("" if result is None else result if all else result.body() if whole else result.summary())
 
 
 def given_options(options: dict[str, Any]) -> list[str]:
@@ -275,7 +276,7 @@ def run_generation(model: "Model", options: dict[str, Any], lines: "InputLines",
             with lines.show_progress() as progress:
                 results = model.generate_lines(chunk, batch_size=lines.batch_size, progress=progress, **options)
             for line, result in zip(chunk, results, strict=True):
-                print_result(line, GeneratedText.from_generation(line, result), json)
+                print_result(line, GeneratedText.from_generation(line, result), json, whole=len(lines.texts) == 1)
             sys.stdout.flush()
         notes.add(chunk, results)
 
@@ -309,7 +310,8 @@ def run_task(
             notes.add(filled, found)
         results = iter(found)
         for line in chunk:
-            print_result(line, next(results) if line.strip() else empty, json, all=has_details)
+            result = next(results) if line.strip() else empty
+            print_result(line, result, json, whole=len(lines.texts) == 1, all=has_details)
         sys.stdout.flush()
 
     for chunk in lines:
