@@ -1,6 +1,7 @@
 """Text to text: what is written is what decoding alone writes, and scored against the right targets."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,6 +36,15 @@ def test_a_model_scores_fully_on_what_it_writes_itself(beam: int) -> None:
     assert [sample.prediction for sample in found.samples] == written
     moved = [{"source": a, "target": b} for a, b in zip(SOURCES, [*written[1:], written[0]], strict=True)]
     assert evaluate(*parts_of(made), records(moved), max_tokens=40).metrics["exact_match"] < 1.0
+
+
+def test_sources_of_several_sentences_are_noted_if_the_model_reads_sentences() -> None:
+    made = seq2seq()
+    pairs = records([{"source": "The fox runs. A dog runs.", "target": "x"}, {"source": "A dog runs.", "target": "x"}])
+    assert not evaluate(*parts_of(made), pairs, max_tokens=4).notes[1:]
+    made.config = replace(made.config, reads_sentences=True)
+    note, _ = evaluate(*parts_of(made), pairs, max_tokens=4).notes
+    assert note.startswith("1 of 2 sources have several sentences; here, each source is read in one piece")
 
 
 def test_the_batch_size_changes_nothing() -> None:

@@ -26,6 +26,7 @@ from qkv.tasks.run.generate import (
 )
 from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, select_metrics, select_usable
 from qkv.text import Tokenizer
+from qkv.text.sentences import split_sentences
 from qkv.train.watch import Sample
 
 MIN_BLEU_WORDS = 3  # mean words of a target above which BLEU is useful: shorter texts have few n-grams
@@ -91,6 +92,12 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
     prompts, max_prompt = truncate_prompts(tokenizer, config, prompts, max_tokens)
     if num_long := sum(length > max_prompt for length in lengths):
         notes.append(f"{num_long:,} sources were truncated to the {max_prompt:,} tokens that fit")
+    num_several = sum(len(split_sentences(source)) > 1 for source in targets_by_source) if config.reads_sentences else 0
+    if num_several:
+        notes.append(
+            f"{num_several:,} of {len(targets_by_source):,} sources have several sentences; here, each source is read "
+            "in one piece, but m.translate and qkv run read sentence by sentence"
+        )
     generation = GenerationOptions(max_tokens=max_tokens, beam=options.beam, **options.generation)
     results = generate_batched(model.network, tokenizer, prompts, generation, options.batch_size, options.progress)
     if num_cut := sum(result.finish_reason == "length" for result in results):
