@@ -139,6 +139,16 @@ def test_a_planted_gain_is_inside_the_intervals_and_mostly_certain() -> None:
     assert sum(is_certain) >= 32
 
 
+def test_the_gain_of_a_loss_is_positive_if_it_falls() -> None:
+    """The planted loss is 9 · n^(−0.2), with a little noise of the excerpts."""
+    rng = np.random.default_rng(0)
+    scores = {n: [mean_score(9 * n**-0.2 + 0.05 * rng.standard_normal(200))] for n in (100, 200, 400)}
+    gain = extrapolate("loss", scores)
+    assert gain.value == pytest.approx(9 * 400**-0.2 - 9 * 800**-0.2, abs=0.02)
+    assert 0 < gain.expected[0] < gain.value < gain.expected[1] < gain.measured[1]
+    assert extrapolate("loss", {n: scores[500 - n] if n in (100, 400) else scores[n] for n in scores}).value < 0
+
+
 def test_no_gain_leads_beyond_a_perfect_score() -> None:
     wrong = {100: 20, 200: 12, 400: 4}
     scores = {size: [mean_score([1.0] * (200 - count) + [0.0] * count)] for size, count in wrong.items()}

@@ -276,7 +276,21 @@ def test_a_language_model_stands_beside_a_unigram_model(tmp_path: Path) -> None:
     assert not make_report(tmp_path / "run", ReportOptions(quick=True)).leakage
     asked = make_report(tmp_path / "run", ReportOptions(max_records=5, curve_minutes=0.01))
     assert asked.learning_curve is None
-    assert any("there is no learning curve (--curve-minutes)" in note for note in asked.notes)
+    reason = "there is no learning curve: it needs at least 160 training excerpts, and there are 4; add training data"
+    assert reason in asked.notes
+
+
+def test_the_learning_curve_of_a_language_model_is_its_loss(tmp_path: Path) -> None:
+    text = "\n".join(row["text"] for row in make_rows(6000, seed=1))
+    (tmp_path / "notes.txt").write_text(text, encoding="utf-8")
+    (tmp_path / "language.toml").write_text(LANGUAGE_RECIPE, encoding="utf-8")
+    changes = [f"run={tmp_path / 'run'}", f"data.train={tmp_path / 'notes.txt'}", f"data.cache={tmp_path / 'cache'}"]
+    train(open_recipe(tmp_path / "language.toml", changes))
+    curve = make_report(tmp_path / "run", ReportOptions(max_records=5, curve_minutes=0.01)).learning_curve
+    assert curve is not None
+    assert curve.metric == "loss"
+    assert [round(point.records / curve.points[-1].records, 2) for point in curve.points] == [0.25, 0.5, 1.0]
+    assert all(0 < point.score < 10 for point in curve.points)
 
 
 def test_held_out_lines_have_their_line_numbers_and_the_loss_is_that_of_the_run(tmp_path: Path) -> None:

@@ -289,6 +289,12 @@ def test_a_curve_that_may_be_flat_promises_nothing() -> None:
 
     assert names(curve=curve(0.01)) == ["more_data"]
     assert names(curve=curve(-0.01)) == []
+    recipe = replace(RECIPE, objective=ObjectiveSection(kind="causal_lm"))
+    for value, given in ((0.08, ["more_data"]), (0.04, [])):
+        loss = LearningCurve("loss", "this recipe", (), Gain(value, (0.01, 0.2), (0.0, 0.2)), 1.0)
+        found = give_advice(make_facts(curve=loss, recipe=recipe, score=None))
+        assert [one.name for one in found] == given
+        assert all(one.title == "Add more text" and "-0.08 nats per token" in one.reason for one in found)
 
 
 @pytest.mark.parametrize(("positions", "override"), [(128, "data.max_length=128"), (64, "")])

@@ -73,11 +73,16 @@ export function lossChart(curves) {
 export function curveChart(curve) {
   const points = curve.points.map((one) => [one.records, one.score]);
   const [size, score] = points.at(-1);
-  const factor = isLarge(curve) ? 1 : 100;
-  const sign = (value) => `${value < 0 ? "−" : "+"}${Math.abs(factor * value).toFixed(1)}`;
-  const {value: gain, measured: [low, high]} = curve.gain;
-  const band = [2 * size, score + low, score + high];
-  const sentence = `Twice the data: about ${sign(gain)} points, between ${sign(low)} and ${sign(high)}.`;
+  const isLoss = curve.metric === "loss";
+  const direction = isLoss ? -1 : 1;
+  const factor = isLarge(curve) ? direction : 100;
+  const sign = (value) => `${factor * value < 0 ? "−" : "+"}${Math.abs(factor * value).toFixed(isLoss ? 2 : 1)}`;
+  const {value: gain, measured} = curve.gain;
+  const [low, high] = isLoss ? [...measured].reverse() : measured;
+  const end = (value) => score + direction * value;
+  const band = [2 * size, end(low), end(high)];
+  const unit = isLoss ? "nats per token" : "points";
+  const sentence = `Twice the data: about ${sign(gain)} ${unit}, between ${sign(low)} and ${sign(high)}.`;
   return html(
     "div",
     {},
@@ -90,7 +95,7 @@ export function curveChart(curve) {
         sentence,
         [
           ["measured", points, "line"],
-          ["twice the data", [[size, score], [2 * size, score + gain]], "line dashed"],
+          ["twice the data", [[size, score], [2 * size, end(gain)]], "line dashed"],
         ],
         {y: (value) => formatScore(curve.scale, value), log: true, dots: points, band},
       ),

@@ -55,8 +55,12 @@ class ReportData:
 
     def sample_training(self, count: int = MAX_TRAINING_RECORDS) -> list[Record]:
         """Some training records, always the same ones; of documents, excerpts of the first ones."""
-        records = limit_text(self.training()) if self.task in DOCUMENT_TASKS else self.training()
+        records = self.training_documents() if self.task in DOCUMENT_TASKS else self.training()
         return split_long_texts(sample_records(records, count), self.task)[:count]
+
+    def training_documents(self) -> Iterator[Record]:
+        """The first training documents, up to `MAX_TEXT_CHARS` characters."""
+        return limit_text(self.training())
 
 
 def read_data(recipe: Recipe, task: str) -> ReportData:

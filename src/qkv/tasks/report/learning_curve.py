@@ -8,7 +8,8 @@ curves bend. The gain that would be measured on the same evaluation records has 
 the data has mistakes of its own, so its gain varies as the last gain of the curve does.
 
 For classifiers the curve is that of the baseline (TF-IDF with a linear SVM), which takes seconds. With a budget of
-minutes, it is that of the run's own recipe, trained on each fraction for an equal part of the time.
+minutes, it is that of the run's own recipe, trained on each fraction for an equal part of the time. For a language
+model, the records are excerpts of its documents, and the error is its loss.
 """
 
 import json
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from qkv.data.records import Record
+from qkv.tasks.evaluate import evaluate
 from qkv.tasks.judges import Judge
 from qkv.tasks.metrics.bootstrap import Interval, bootstrap, percentiles
 from qkv.tasks.metrics.notation import find_scale
@@ -53,7 +55,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Gain:
-    """The gain to expect from twice the data, with 95 % intervals."""
+    """The gain to expect from twice the data, with 95 % intervals. If a loss falls, the gain is positive."""
 
     value: float
     expected: Interval  # of the expected gain
@@ -112,16 +114,18 @@ def extrapolate(metric: str, scores: Mapping[int, Sequence[float]]) -> Gain:
     >>> round(extrapolate("accuracy", {100: [0.6], 200: [0.8], 400: [0.9]}).value, 3)
     0.05
     """
+    is_loss = metric == "loss"
     best = 100.0 / to_points(metric, 1.0)
     sizes = np.log(list(scores))
 
     def gain(values: np.ndarray, first: int) -> np.ndarray:
         """The gain by each row of scores (R, points), from the point number `first` on."""
-        errors = np.log(np.maximum((best - values[:, first:]) / best, MIN_ERROR))
+        chosen = values[:, first:]
+        errors = np.log(np.maximum(chosen if is_loss else (best - chosen) / best, MIN_ERROR))
         centred = sizes[first:] - sizes[first:].mean()
         slope = errors @ centred / (centred @ centred)
         last = errors.mean(-1) + slope * centred[-1]
-        found: np.ndarray = best * (np.exp(last) - np.exp(last + slope * np.log(2)))
+        found: np.ndarray = (1.0 if is_loss else best) * (np.exp(last) - np.exp(last + slope * np.log(2)))
         return found
 
     starts = range(len(scores) - 1)  # from all points to the last two
@@ -138,7 +142,8 @@ def extrapolate(metric: str, scores: Mapping[int, Sequence[float]]) -> Gain:
     values = np.stack(columns, axis=1)
     gains = np.concatenate([gain(values, first) for first in starts])
     spread = float((values[:, -1] - values[:, -2]).std())
-    measured = np.minimum(gains + spread * rng.standard_normal(len(gains)), best - means[0, -1])
+    largest = means[0, -1] if is_loss else best - means[0, -1]
+    measured = np.minimum(gains + spread * rng.standard_normal(len(gains)), largest)
     return Gain(value, percentiles(gains), percentiles(measured))
 
 
@@ -172,8 +177,42 @@ def recipe_curve(
     records: Sequence[Record],
     minutes: float,
 ) -> LearningCurve | None:
-    """The learning curve of the run's own recipe, which is trained on each fraction for an equal part of `minutes`."""
+    """The learning curve of the run's own recipe."""
+
+    def score(model: TextModel, seconds: float) -> float:
+        found = judge_records(judge, model, records, seconds, len(records))
+        return judge.measure(found.predicted, found.expected)
+
     usable = [one for one in training if judge.is_usable(one)]
+    return train_on_fractions(judge.metric, recipe, model_folder, usable, records, score, minutes)
+
+
+def language_curve(
+    metric: str,
+    recipe: Recipe,
+    model_folder: str,
+    training: Sequence[Record],
+    records: Sequence[Record],
+    minutes: float,
+) -> LearningCurve | None:
+    """The learning curve of a language model, trained on excerpts of its documents."""
+
+    def score(model: TextModel, seconds: float) -> float:
+        return evaluate(model.network, model.tokenizer, model.config, records, max_samples=0).metrics[metric]
+
+    return train_on_fractions(metric, recipe, model_folder, training, records, score, minutes)
+
+
+def train_on_fractions(
+    metric: str,
+    recipe: Recipe,
+    model_folder: str,
+    training: Sequence[Record],
+    records: Sequence[Record],
+    score: Callable[[TextModel, float], float],
+    minutes: float,
+) -> LearningCurve | None:
+    """Train the recipe on each fraction for an equal part of `minutes`. `score` gets a model and its seconds."""
     each = minutes / len(RUN_FRACTIONS)
     with tempfile.TemporaryDirectory(prefix="qkv-report-") as name:
         folder = Path(name)
@@ -181,20 +220,18 @@ def recipe_curve(
 
         def train_and_score(chosen: Sequence[Record]) -> float:
             made = train(shorten_recipe(recipe, folder / str(len(chosen)), model_folder, chosen, valid, each))
-            model = TextModel(made.network.to("cpu"), made.tokenizer, made.config)
-            found = judge_records(judge, model, records, 60 * each, len(records))
-            return judge.measure(found.predicted, found.expected)
+            return score(TextModel(made.network.to("cpu"), made.tokenizer, made.config), 60 * each)
 
         label = f"this recipe, {each:.2g} minutes on each fraction"
         limit = 2 * 60 * minutes + OVERHEAD_SECONDS  # to prepare the data and to evaluate takes time, too
-        return learn_fractions(judge.metric, label, usable, RUN_FRACTIONS, train_and_score, limit)
+        return learn_fractions(metric, label, training, RUN_FRACTIONS, train_and_score, limit)
 
 
-def explain_no_curve(judge: Judge, training: Sequence[Record]) -> str:
-    """Why `recipe_curve` has fewer than three points, and what to do."""
-    usable, needed = sum(map(judge.is_usable, training)), round(MIN_RECORDS / RUN_FRACTIONS[0])
-    if usable < needed:
-        return f"it needs at least {needed} training records, and there are {usable}; add training data"
+def explain_no_curve(num_usable: int, unit: str = "record") -> str:
+    """Why a curve of the recipe has fewer than three points, and what to do."""
+    needed = round(MIN_RECORDS / RUN_FRACTIONS[0])
+    if num_usable < needed:
+        return f"it needs at least {needed} training {unit}s, and there are {num_usable}; add training data"
     return "the time was too short to train on three fractions of the data; raise --curve-minutes"
 
 

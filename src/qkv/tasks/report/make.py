@@ -34,12 +34,26 @@ from qkv.tasks.prepare.model import apply_adapters
 from qkv.tasks.prepare.prepare import PreparedRun
 from qkv.tasks.report.advice import give_advice
 from qkv.tasks.report.baselines import applicable_baselines, unigram_scores
-from qkv.tasks.report.data import DOCUMENT_TASKS, DataReport, ReportData, read_data, read_lines, report_data
+from qkv.tasks.report.data import (
+    DOCUMENT_TASKS,
+    MAX_TEXT_CHARS,
+    DataReport,
+    ReportData,
+    read_data,
+    read_lines,
+    report_data,
+)
 from qkv.tasks.report.errors import report_errors
 from qkv.tasks.report.facts import SAME_OUTPUT, Facts, is_language_model_at_baseline
 from qkv.tasks.report.fit import judge_fit, late_metric_gain
 from qkv.tasks.report.leakage import LeakageReport, find_leakage
-from qkv.tasks.report.learning_curve import LearningCurve, baseline_curve, explain_no_curve, recipe_curve
+from qkv.tasks.report.learning_curve import (
+    LearningCurve,
+    baseline_curve,
+    explain_no_curve,
+    language_curve,
+    recipe_curve,
+)
 from qkv.tasks.report.report import RunReport
 from qkv.tasks.report.score import (
     Judgement,
@@ -137,7 +151,7 @@ class Reporter:
         leakage, clean, test_leakage = self.leakage(data, judge, judgement)
         counted, prepared = self.count_data(data, judge, training)
         self.stage("learning curve")
-        curve = self.learning_curve(judge, judgement, training)
+        curve = self.learning_curve(data, judge, judgement, training, score)
         metric_curve = self.curves.validation.get(score.metric, []) if score is not None else []
         facts = Facts(
             self.run,
@@ -284,27 +298,42 @@ class Reporter:
             return None, None
 
     def learning_curve(
-        self, judge: Judge | None, judgement: Judgement | None, training: Sequence[Record]
+        self,
+        data: ReportData,
+        judge: Judge | None,
+        judgement: Judgement | None,
+        training: Sequence[Record],
+        score: ScoreReport | None,
     ) -> LearningCurve | None:
         """The curve of the recipe, if there is time for it, else that of the SVM, for a classifier."""
         minutes = self.options.curve_minutes
-        if judge is None or judgement is None or self.options.quick:
-            if minutes and not self.options.quick:
-                self.notes.append(
-                    "there is no learning curve (--curve-minutes): it is for tasks whose records have an expected "
-                    "result. To see what more text is worth, train this recipe on half of its files, and compare the "
-                    "scores of both runs"
-                )
+        if self.options.quick:
             return None
         if minutes:
-            curve = recipe_curve(judge, self.recipe, self.run, training, judgement.records, minutes)
+            reason, curve = "the model was not evaluated", None
+            if judge is not None and judgement is not None:
+                curve = recipe_curve(judge, self.recipe, self.run, training, judgement.records, minutes)
+                reason = explain_no_curve(sum(map(judge.is_usable, training)))
+            elif score is not None:
+                curve, reason = self.language_curve(data, score, minutes)
             if curve is None:
-                self.notes.append(f"there is no learning curve: {explain_no_curve(judge, training)}")
+                self.notes.append(f"there is no learning curve: {reason}")
             return curve
-        linear = applicable_baselines(judge, judgement.records).get(BASELINE_NAME)
-        if linear is None:
+        linear = applicable_baselines(judge, judgement.records).get(BASELINE_NAME) if judge and judgement else None
+        if judge is None or judgement is None or linear is None:
             return None
         return baseline_curve(judge, training, judgement.records, BASELINE_NAME, linear, BASELINE_CURVE_SECONDS)
+
+    def language_curve(self, data: ReportData, score: ScoreReport, minutes: float) -> tuple[LearningCurve | None, str]:
+        """The curve of a language model, or why there is none."""
+        documents = list(data.training_documents())
+        if sum(len(str(one.fields.get("text", ""))) for one in documents) >= MAX_TEXT_CHARS:
+            return None, f"the text has more than {MAX_TEXT_CHARS:,} characters, so more text is not what it lacks"
+        excerpts = split_long_texts(documents, self.task)
+        evaluated = split_long_texts(data.evaluation, self.task)
+        evaluated = evaluated[:: max(1, len(evaluated) // min(LANGUAGE_RECORDS, self.options.max_records))]
+        curve = language_curve(score.metric, self.recipe, self.run, excerpts, evaluated, minutes)
+        return curve, explain_no_curve(len(excerpts), "excerpt")
 
     def check_lr(
         self, prepared: PreparedRun | None, score: ScoreReport | None, judgement: Judgement | None

@@ -2,6 +2,7 @@
 
 import shlex
 
+from qkv.data.objectives.table import OBJECTIVES
 from qkv.tasks.baseline import BASELINE_NAME
 from qkv.tasks.metrics.notation import name_metric
 from qkv.tasks.report.facts import Advice, Facts, count_nouns, list_files
@@ -18,7 +19,7 @@ CUT_FRACTION = 0.05  # of records that are truncated or too long
 RARE_CLASS, CLASS_GAP = 0.25, 10.0
 """A class is rare below this fraction of the mean class size; its F1 is low if it is this far below the others."""
 MIN_CLASS_RECORDS = 5  # of a class in the evaluation, to judge its F1
-MIN_GAIN_POINTS = 1.0  # of twice the data
+MIN_GAIN_POINTS, MIN_GAIN_NATS = 1.0, 0.05  # of twice the data
 WIDE_INTERVAL = 5.0  # points on either side
 MAX_VALID_FRACTION = 0.2
 
@@ -172,12 +173,16 @@ def advise_more_data(facts: Facts) -> Advice | None:
     curve = facts.curve
     if curve is None or facts.is_nearly_perfect:
         return None
-    if to_points(curve.metric, curve.gain.value) < MIN_GAIN_POINTS or curve.gain.expected[0] <= 0:
+    least = MIN_GAIN_NATS if curve.metric == "loss" else MIN_GAIN_POINTS
+    if to_points(curve.metric, curve.gain.value) < least or curve.gain.expected[0] <= 0:
         return None
     reason = f"With twice the data, expect about {describe_gain(curve)}, by the learning curve of {curve.model}."
     is_baseline = curve.model == BASELINE_NAME
     command = f"qkv report {shlex.quote(facts.run)} --curve-minutes 15" if is_baseline else ""
-    title = "Label more data" + ("; first measure the curve of this recipe" if is_baseline else "")
+    reads_documents = OBJECTIVES[facts.recipe.objective.kind].reads_documents
+    title = ("Add more text" if reads_documents else "Label more data") + (
+        "; first measure the curve of this recipe" if is_baseline else ""
+    )
     return Advice("more_data", title, reason, command=command)
 
 
@@ -204,6 +209,10 @@ def describe_gain(curve: LearningCurve) -> str:
     >>> from qkv.tasks.report.learning_curve import Gain
     >>> describe_gain(LearningCurve("accuracy", "SVM", (), Gain(0.013, (0.008, 0.018), (0.004, 0.022)), 1.0))
     '+1.3 points (between +0.4 and +2.2)'
+    >>> describe_gain(LearningCurve("loss", "this recipe", (), Gain(0.13, (0.1, 0.2), (0.08, 0.21)), 1.0))
+    '-0.13 nats per token (between -0.21 and -0.08)'
     """
     gain, low, high = (to_points(curve.metric, one) for one in (curve.gain.value, *curve.gain.measured))
+    if curve.metric == "loss":
+        return f"{-gain:+.2f} nats per token (between {-high:+.2f} and {-low:+.2f})"
     return f"{gain:+.1f} points (between {low:+.1f} and {high:+.1f})"
