@@ -3,8 +3,9 @@
     OMP_NUM_THREADS=2 python bench/search.py --vectors 1000000 --width 384 --queries 1 16
     python bench/search.py --device cuda
 
-The vectors are in float16, as `qkv index` writes them; faiss holds them in float32. Times are elapsed time and CPU time
-of one call, the median of `--repeats`. Both must find the same vectors.
+The vectors are in float32, as `qkv index` writes them by default, or in float16, which faiss converts to float32 when
+they are added. Times are elapsed time and CPU time of one call, the median of `--repeats`. Both must find the same
+vectors.
 """
 
 import argparse
@@ -22,10 +23,10 @@ TOP = 10
 CHUNK = 1 << 16
 
 
-def make_vectors(count: int, width: int) -> np.ndarray:
-    """Random unit vectors in float16."""
+def make_vectors(count: int, width: int, dtype: str) -> np.ndarray:
+    """Random unit vectors."""
     random = np.random.default_rng(0)
-    vectors = np.empty((count, width), np.float16)
+    vectors = np.empty((count, width), dtype)
     for start in range(0, count, CHUNK):
         vectors[start : start + CHUNK] = normalize(
             random.standard_normal((min(CHUNK, count - start), width), np.float32)
@@ -50,13 +51,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vectors", type=int, default=1_000_000)
     parser.add_argument("--width", type=int, default=384)
+    parser.add_argument("--dtype", choices=("float32", "float16"), default="float32")
     parser.add_argument("--queries", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    vectors = make_vectors(options.vectors, options.width)
+    vectors = make_vectors(options.vectors, options.width, options.dtype)
     queries = normalize(np.random.default_rng(1).standard_normal((max(options.queries), options.width), np.float32))
-    print(f"{options.vectors:,} vectors of width {options.width}; load average", *map("{:.2f}".format, os.getloadavg()))
+    print(
+        f"{options.vectors:,} vectors of width {options.width} in {options.dtype}; load average",
+        *map("{:.2f}".format, os.getloadavg()),
+    )
     search = VectorSearch(vectors, options.device)
     found = search.search(queries, TOP)
     for count in options.queries:

@@ -24,8 +24,8 @@ def report(
     It shows the two or three changes that are most likely to help, each with its reason and its command; the score with
     its confidence interval and simple baselines; the errors to read first; the score by class and by length; records
     that occur in both training and evaluation data; truncated and unusable records; over- or underfitting; and, for
-    classifiers or with --curve-minutes, the gain to expect from twice the data. The model is evaluated on the validation data, so that the test
-    data stays unseen.
+    classifiers or with --curve-minutes, the gain to expect from twice the data. The model is evaluated on the
+    validation data, so that the test data stays unseen.
 
     Examples:
         qkv report runs/reviews

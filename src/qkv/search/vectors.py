@@ -16,7 +16,8 @@ from qkv.search.approximate import CandidateIndex
 from qkv.search.ranking import Ranking, top_k
 
 CHUNK_ROWS = 1 << 16
-"""The number of vectors that are converted to float32 at a time."""
+"""The number of vectors that are compared at a time."""
+CONVERTED_ROWS = 1 << 12  # vectors that are converted to float32 at a time, which fit into the processor's cache
 QUERY_GROUP = 16
 """The number of queries whose similarities to all vectors are in memory at a time."""
 MIN_CANDIDATES = 200
@@ -71,8 +72,13 @@ class VectorSearch:
         return self._similarities_on_cpu(queries) if self.device.type == "cpu" else self._similarities_on_gpu(queries)
 
     def _similarities_on_cpu(self, queries: np.ndarray) -> Iterator[np.ndarray]:
-        for start in range(0, len(self.vectors), self.chunk_rows):
-            yield queries @ self.vectors[start : start + self.chunk_rows].astype(np.float32).T
+        has_halves = self.vectors.dtype == np.float16
+        rows = min(self.chunk_rows, CONVERTED_ROWS) if has_halves else self.chunk_rows
+        for start in range(0, len(self.vectors), rows):
+            chunk = self.vectors[start : start + rows]
+            if has_halves:
+                chunk = torch.from_numpy(np.array(chunk)).float().numpy()  # torch converts faster than NumPy
+            yield queries @ chunk.T
 
     def _similarities_on_gpu(self, queries: np.ndarray) -> Iterator[np.ndarray]:
         if not self._resident:
