@@ -48,6 +48,12 @@ def test_planted_curves(verdict: Verdict, training: list[float], valid: list[flo
     assert judge_fit(make_curves(training, valid)).verdict == verdict
 
 
+@pytest.mark.parametrize("losses", [[7.4], [7.4, math.nan], [7.4, 7.2, 7.1]])
+def test_every_verdict_knows_the_number_of_steps(losses: list[float]) -> None:
+    training = [(8.0 * (i + 1), loss) for i, loss in enumerate(losses)]
+    assert judge_fit(RunCurves("run", training)).steps == 8 * len(losses)
+
+
 def test_one_bad_batch_at_the_end_of_a_short_run_is_no_divergence() -> None:
     training = list(zip((1, 10, 20, 30, 40, 50, 52), (0.66, 0.58, 0.53, 0.55, 0.51, 0.48, 0.58), strict=True))
 

@@ -37,7 +37,7 @@ class Fit:
     best_valid_loss: float = math.nan
     best_step: int = 0
     last_valid_loss: float = math.nan
-    steps: int = 0
+    steps: int = 0  # the last one in the log
 
     def to_dict(self) -> dict[str, Any]:
         """The fit for JSON."""
@@ -49,10 +49,10 @@ def judge_fit(curves: RunCurves) -> Fit:
     losses = curves.training
     finite = [(step, value) for step, value in losses if math.isfinite(value)]
     valid = [(step, value) for step, value in curves.validation.get("loss", []) if math.isfinite(value)]
+    steps = int(losses[-1][0]) if losses else 0
     if len(finite) < MIN_EVALUATIONS:
-        return Fit("unknown", "too few steps were logged to judge the training")
+        return Fit("unknown", "too few steps were logged to judge the training", steps=steps)
     smooth = smooth_losses(finite)
-    steps = int(finite[-1][0])
     first, last, lowest = smooth[0], smooth[-1], min(smooth)
     best_step, best = min(valid, key=lambda point: point[1]) if valid else (0.0, math.nan)
     last_valid = valid[-1][1] if valid else math.nan
