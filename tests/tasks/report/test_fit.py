@@ -67,6 +67,18 @@ def test_one_bad_batch_at_the_end_of_a_short_run_is_no_divergence() -> None:
     assert verdict(0.58) == "diverged"
 
 
+def test_a_validation_loss_that_fell_shows_that_a_run_has_not_stalled() -> None:
+    """The losses of an embedding model whose weights were trained before."""
+    training = [(8.0 * (i + 1), loss) for i, loss in enumerate((0.0258, 0.0255, 0.0266, 0.0247, 0.0224, 0.021, 0.0315))]
+    valid = [(9.0, 0.0213), (24.0, 0.0232), (40.0, 0.0187), (56.0, 0.0187)]
+    lr = [(step, 1e-3) for step, _ in training]
+    fit = judge_fit(RunCurves("run", training, lr, {"loss": valid}))
+    assert fit.verdict == "settled"
+    assert fit.summary.startswith("the training loss rose from 0.0258 to 0.0315, and the validation loss ")
+    flat = [(step, 0.0213) for step, _ in valid]
+    assert judge_fit(RunCurves("run", training, lr, {"loss": flat})).verdict == "stalled"
+
+
 def test_a_rise_of_a_tiny_loss_and_a_late_minimum_are_no_overfitting() -> None:
     tiny = [value / 500 for value in [0.9, 0.6, 0.5, 0.52, 0.56, 0.6, 0.65, 0.7, 0.75, 0.8]]
     assert judge_fit(make_curves(falling(2.0, 0.0005), tiny)).verdict == "settled"

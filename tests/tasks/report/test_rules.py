@@ -281,6 +281,18 @@ def test_a_slow_run_whose_learning_rate_is_right_trains_longer() -> None:
     assert names(fit=stalled, lr_check=warned) == ["lr_too_high"]
 
 
+def test_a_stalled_loss_is_no_fault_if_the_score_shows_that_the_model_has_learned() -> None:
+    stalled = Fit("stalled", "the training loss hardly fell: 2.1 at the start, 2 at the end", steps=100)
+    fine_tuned = replace(RECIPE, model=ModelSection(from_="models/bert"))
+    assert names(fit=stalled, recipe=fine_tuned) == []
+    assert names(fit=stalled, recipe=fine_tuned, score=with_scores(0.81, 0.8, 0.9)) == ["not_learned"], (
+        "at the baseline"
+    )
+    assert names(fit=stalled) == ["not_learned"], "a new model may be above the baseline and far below its best"
+    for metric_curve, found in (([(10.0, 0.5), (50.0, 0.85)], []), ([(10.0, 0.8), (50.0, 0.85)], ["not_learned"])):
+        assert names(fit=stalled, metric_curve=metric_curve) == found, "the interval of the score is 6 points wide"
+
+
 def test_a_curve_that_may_be_flat_promises_nothing() -> None:
     def curve(low: float) -> LearningCurve:
         return LearningCurve(

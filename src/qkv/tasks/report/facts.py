@@ -18,6 +18,7 @@ from qkv.train.recipe.schema import Files, Recipe
 
 NEARLY_PERFECT = 98.0  # points
 MIN_LEAD = 2.0  # points above a baseline
+MIN_METRIC_GAIN = 2.0  # points by which a metric clearly rose
 MIN_LOSS_LEAD = 0.1  # nats per token below the unigram model
 LANGUAGE_METRICS = ("loss", "masked_accuracy")  # the main metrics of language models
 MAX_BUDGET_FACTOR = 10
@@ -132,9 +133,29 @@ class Facts:
         return lead < MIN_LEAD or (model.interval is not None and model.interval[0] <= best)
 
     @property
+    def has_metric_risen(self) -> bool:
+        """Whether the main metric clearly rose in the run: by more than the width of the score's interval."""
+        if self.score is None or len(self.metric_curve) < 2:
+            return False
+        metric, (low, high) = self.score.metric, self.score.model.interval or (0.0, 0.0)
+        rise = to_points(metric, self.metric_curve[-1][1] - self.metric_curve[0][1])
+        return metric != "loss" and rise >= max(MIN_METRIC_GAIN, to_points(metric, high - low))
+
+    @property
+    def has_stalled(self) -> bool:
+        """Whether the losses hardly fell, and the score does not show that the model has learned nevertheless.
+
+        A loss that was low at the start, such as that of a fine-tuned model, hardly falls.
+        """
+        has_lead = self.score is not None and self.score.best_baseline is not None
+        has_lead = has_lead and not (self.is_at_baseline or is_language_model_at_baseline(self.score))
+        has_learned = self.has_metric_risen or (has_lead and not self.is_trained_from_scratch)
+        return self.fit.verdict == "stalled" and not has_learned
+
+    @property
     def has_not_learned(self) -> bool:
-        """Whether the training loss did not fall, or the model predicts the same for all records."""
-        return self.fit.verdict in ("diverged", "stalled") or self.same_output >= SAME_OUTPUT
+        """Whether the run diverged or stalled, or the model predicts the same for all records."""
+        return self.fit.verdict == "diverged" or self.has_stalled or self.same_output >= SAME_OUTPUT
 
 
 def is_language_model_at_baseline(score: ScoreReport | None) -> bool:

@@ -1,7 +1,7 @@
 """Over- and underfitting, read from the curves of a run.
 
 diverged    the training loss ended well above its lowest value, or was not finite
-stalled     the training loss hardly fell
+stalled     the training loss hardly fell, and neither did the validation loss
 overfitted  the validation loss ended clearly above its lowest value
 improving   the validation loss still fell at the end: the run was too short
 settled     none of these
@@ -22,7 +22,7 @@ MIN_CHANGE = 0.01  # the smallest change of a loss that matters, in nats
 EARLY = 0.8  # a minimum before this fraction of the run is early
 LATE_GAIN = 0.05  # a fall of the validation loss in the last quarter, as a fraction, that is worth a longer run
 MAX_GAP = 0.7  # a training loss below this fraction of the validation loss: a longer run would overfit
-MIN_FALL = 0.1  # of the training loss in a whole run, as a fraction
+MIN_FALL = 0.1  # of a loss in a whole run, as a fraction
 DIVERGED = 0.5  # a diverged run lost more than this fraction of its fall again
 
 
@@ -65,9 +65,10 @@ def judge_fit(curves: RunCurves) -> Fit:
     has_valid_risen = last_valid - best > max(MAX_RISE * best, MIN_CHANGE) or last_valid > (1 - MIN_FALL) * first
     if len(finite) < len(losses) or (has_risen and (not is_single_batch or len(valid) < 2 or has_valid_risen)):
         return fit("diverged", f"the training loss fell from {first:.3g} to {lowest:.3g}, but ended at {last:.3g}")
-    if first - last < MIN_FALL * first:
+    has_valid_fallen = bool(valid) and valid[0][1] - last_valid >= MIN_FALL * valid[0][1]
+    if first - last < MIN_FALL * first and not has_valid_fallen:
         return fit("stalled", f"the training loss hardly fell: {first:.3g} at the start, {last:.3g} at the end")
-    fall = f"the training loss fell from {first:.3g} to {last:.3g}"
+    fall = f"the training loss {'fell' if last < first else 'rose'} from {first:.3g} to {last:.3g}"
     if len(valid) < MIN_EVALUATIONS:
         return fit("unknown", f"{fall}; there are too few evaluations to judge the validation loss")
     is_early = best_step <= EARLY * steps

@@ -36,7 +36,7 @@ from qkv.tasks.report.advice import give_advice
 from qkv.tasks.report.baselines import applicable_baselines, unigram_scores
 from qkv.tasks.report.data import DOCUMENT_TASKS, DataReport, ReportData, read_data, read_lines, report_data
 from qkv.tasks.report.errors import report_errors
-from qkv.tasks.report.facts import SAME_OUTPUT, Facts, is_language_model_at_baseline
+from qkv.tasks.report.facts import Facts, is_language_model_at_baseline
 from qkv.tasks.report.fit import judge_fit, late_metric_gain
 from qkv.tasks.report.leakage import LeakageReport, find_leakage
 from qkv.tasks.report.learning_curve import LearningCurve, baseline_curve, explain_no_curve, recipe_curve
@@ -151,12 +151,12 @@ class Reporter:
             test_leakage,
             counted,
             curve,
-            self.check_lr(prepared, score, judgement),
-            same_output(judgement),
-            metric_curve,
-            self.curves.full_epochs == 0,
-            late_metric_gain(metric_curve, self.curves.lr),
+            same_output=same_output(judgement),
+            metric_curve=metric_curve,
+            is_first_epoch=self.curves.full_epochs == 0,
+            late_metric_gain=late_metric_gain(metric_curve, self.curves.lr),
         )
+        facts.lr_check = self.check_lr(prepared, facts)
         return RunReport(
             self.run,
             self.task,
@@ -306,13 +306,9 @@ class Reporter:
             return None
         return baseline_curve(judge, training, judgement.records, BASELINE_NAME, linear, BASELINE_CURVE_SECONDS)
 
-    def check_lr(
-        self, prepared: PreparedRun | None, score: ScoreReport | None, judgement: Judgement | None
-    ) -> Finding | None:
+    def check_lr(self, prepared: PreparedRun | None, facts: Facts) -> Finding | None:
         """The learning-rate test of `qkv doctor`, if the run has learned little."""
-        has_failed = self.fit.verdict in ("diverged", "stalled") or same_output(judgement) >= SAME_OUTPUT
-        has_failed = has_failed or is_language_model_at_baseline(score)
-        if prepared is None or not has_failed:
+        if prepared is None or not (facts.has_not_learned or is_language_model_at_baseline(facts.score)):
             return None
         self.stage("testing learning rates")
         network = apply_adapters(prepared.build_network(), self.recipe, prepared.config)

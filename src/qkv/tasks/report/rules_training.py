@@ -6,13 +6,19 @@ from dataclasses import replace
 
 from qkv.inside.doctor import Finding
 from qkv.tasks.metrics.notation import name_metric
-from qkv.tasks.report.facts import Advice, Facts, capitalise, is_language_model_at_baseline, list_files
+from qkv.tasks.report.facts import (
+    MIN_METRIC_GAIN,
+    Advice,
+    Facts,
+    capitalise,
+    is_language_model_at_baseline,
+    list_files,
+)
 from qkv.tasks.report.score import format_score, to_points
 
 GAP_POINTS = 8.0  # between the scores on training and validation data
 UNDERFITTED = 90.0  # points; a lower score on the training data shows that the model is too small or hardly trained
 MIN_EPOCHS = 2.0  # if the model has seen its training data less often, it was not too small but trained too briefly
-MIN_METRIC_GAIN = 2.0  # points in the last quarter of the training that are worth a longer run
 MAX_DROPOUT, DROPOUT_STEP = 0.5, 0.1
 PRETRAINED = "sentence-transformers/all-MiniLM-L6-v2"
 INIT_TASKS = {
@@ -30,7 +36,7 @@ def advise_lr(facts: Facts) -> Advice | None:
     check = facts.lr_check
     if not facts.has_not_learned:
         return None
-    reason = f"{capitalise(facts.fit.summary)}." if facts.fit.verdict in ("diverged", "stalled") else ""
+    reason = f"{capitalise(facts.fit.summary)}." if facts.fit.verdict == "diverged" or facts.has_stalled else ""
     if facts.same_output:
         reason += f" {describe_same_output(facts)}"
     best = better_lr(check)
@@ -90,7 +96,7 @@ def advise_underfitting(facts: Facts) -> Advice | None:
     is_other = (facts.has_not_learned and not is_slow) or advise_overfitting(facts) is not None
     if facts.is_nearly_perfect or is_other:
         return None
-    if facts.fit.verdict in ("improving", "stalled"):
+    if facts.fit.verdict == "improving" or facts.has_stalled:
         return advise_longer(facts, f"{capitalise(facts.fit.summary)}.")
     if is_slow:
         return advise_longer(facts, describe_same_output(facts))
