@@ -79,6 +79,14 @@ def test_a_validation_loss_that_fell_shows_that_a_run_has_not_stalled() -> None:
     assert judge_fit(RunCurves("run", training, lr, {"loss": flat})).verdict == "stalled"
 
 
+def test_a_gain_of_a_small_loss_is_a_gain() -> None:
+    """The losses of a tagger: most tokens are easy, so that the mean over all tokens is small."""
+    training = [(7.0 * (i + 1), loss) for i, loss in enumerate((0.701, 0.219, 0.176, 0.161, 0.163, 0.144, 0.0926))]
+    valid = [(9.0, 0.2185), (17.0, 0.1258), (30.0, 0.0931), (47.0, 0.1006), (49.0, 0.0824)]
+    fit = judge_fit(RunCurves("run", training, [(step, 1e-3) for step, _ in training], {"loss": valid}))
+    assert fit.verdict == "improving"
+
+
 def test_a_rise_of_a_tiny_loss_and_a_late_minimum_are_no_overfitting() -> None:
     tiny = [value / 500 for value in [0.9, 0.6, 0.5, 0.52, 0.56, 0.6, 0.65, 0.7, 0.75, 0.8]]
     assert judge_fit(make_curves(falling(2.0, 0.0005), tiny)).verdict == "settled"

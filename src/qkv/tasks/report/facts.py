@@ -20,7 +20,9 @@ NEARLY_PERFECT = 98.0  # points
 MIN_LEAD = 2.0  # points above a baseline
 MIN_METRIC_GAIN = 2.0  # points by which a metric clearly rose
 MIN_LOSS_LEAD = 0.1  # nats per token below the unigram model
+NEAR_UNIGRAM = 0.85  # a loss above this fraction of the unigram model's is close to it
 LANGUAGE_METRICS = ("loss", "masked_accuracy")  # the main metrics of language models
+MIN_STEPS = 20  # a run of fewer steps is too short to judge
 MAX_BUDGET_FACTOR = 10
 SAME_OUTPUT = 0.9  # the fraction of equal predictions of a model that has learned nothing
 
@@ -63,7 +65,7 @@ class Facts:
     lr_check: Finding | None = None
     same_output: float = 0.0  # the fraction of equal predictions, if the expected outputs differ
     metric_curve: list[tuple[float, float]] = field(default_factory=list)  # the main metric in the run
-    is_first_epoch: bool = False  # whether the run ended before it had read its training data once
+    full_epochs: int | None = None  # how often the run has read all of its training data, if the log says so
     late_metric_gain: float = 0.0  # of the main metric in the last quarter of the training, if it ended at its best
     new_run: str = ""  # a free name for the next run; by default that of this run with -2
 
@@ -81,10 +83,11 @@ class Facts:
 
     @property
     def budget_overrides(self) -> tuple[str, ...]:
-        """Twice the budget of the run. If it read few of its records, enough to read them twice, up to ten times."""
+        """Twice the budget of the run, or up to ten times, if it read few of its records or had hardly any steps."""
         train = self.recipe.train
         reads_records = not OBJECTIVES[self.recipe.objective.kind].reads_documents
-        factor = min(max(2, math.ceil(2 / self.epochs)), MAX_BUDGET_FACTOR) if reads_records else 2
+        needed = max(MIN_STEPS / max(1, self.fit.steps), 2 / self.epochs if reads_records else 0)
+        factor = min(max(2, math.ceil(needed)), MAX_BUDGET_FACTOR)
         limits = {"steps": train.steps, "minutes": train.minutes, "epochs": train.epochs}
         return tuple(f"train.{name}={factor * value:g}" for name, value in limits.items() if value)
 
@@ -92,6 +95,11 @@ class Facts:
     def is_trained_from_scratch(self) -> bool:
         """Whether the run started with new weights."""
         return not self.recipe.model.from_
+
+    @property
+    def is_first_epoch(self) -> bool:
+        """Whether the run ended before it had read its training data once."""
+        return self.full_epochs == 0
 
     @property
     def training_gap(self) -> float:
@@ -131,6 +139,13 @@ class Facts:
         model, best = self.score.model, self.score.best_baseline.value
         lead = to_points(self.score.metric, model.value - best)
         return lead < MIN_LEAD or (model.interval is not None and model.interval[0] <= best)
+
+    @property
+    def is_near_unigram(self) -> bool:
+        """Whether the loss of a language model is close to that of the unigram model."""
+        if self.score is None or self.score.best_baseline is None or self.score.metric != "loss":
+            return False
+        return self.score.model.value > NEAR_UNIGRAM * self.score.best_baseline.value
 
     @property
     def has_metric_risen(self) -> bool:

@@ -18,7 +18,7 @@ Verdict = Literal["diverged", "stalled", "overfitted", "improving", "settled", "
 
 MIN_EVALUATIONS = 3
 MAX_RISE = 0.05  # of the validation loss above its minimum, as a fraction
-MIN_CHANGE = 0.01  # the smallest change of a loss that matters, in nats
+MIN_CHANGE = 0.01  # the smallest change of a loss that matters, as a fraction of the first training loss
 EARLY = 0.8  # a minimum before this fraction of the run is early
 LATE_GAIN = 0.05  # a fall of the validation loss in the last quarter, as a fraction, that is worth a longer run
 MAX_GAP = 0.7  # a training loss below this fraction of the validation loss: a longer run would overfit
@@ -54,6 +54,7 @@ def judge_fit(curves: RunCurves) -> Fit:
         return Fit("unknown", "too few steps were logged to judge the training", steps=steps)
     smooth = smooth_losses(finite)
     first, last, lowest = smooth[0], smooth[-1], min(smooth)
+    min_change = MIN_CHANGE * first
     best_step, best = min(valid, key=lambda point: point[1]) if valid else (0.0, math.nan)
     last_valid = valid[-1][1] if valid else math.nan
 
@@ -62,7 +63,7 @@ def judge_fit(curves: RunCurves) -> Fit:
 
     has_risen = last - lowest > max(DIVERGED * (first - lowest), MIN_FALL * first)
     is_single_batch = len(smooth) == len(finite)  # too few points to smooth: the validation loss decides
-    has_valid_risen = last_valid - best > max(MAX_RISE * best, MIN_CHANGE) or last_valid > (1 - MIN_FALL) * first
+    has_valid_risen = last_valid - best > max(MAX_RISE * best, min_change) or last_valid > (1 - MIN_FALL) * first
     if len(finite) < len(losses) or (has_risen and (not is_single_batch or len(valid) < 2 or has_valid_risen)):
         return fit("diverged", f"the training loss fell from {first:.3g} to {lowest:.3g}, but ended at {last:.3g}")
     has_valid_fallen = bool(valid) and valid[0][1] - last_valid >= MIN_FALL * valid[0][1]
@@ -72,7 +73,7 @@ def judge_fit(curves: RunCurves) -> Fit:
     if len(valid) < MIN_EVALUATIONS:
         return fit("unknown", f"{fall}; there are too few evaluations to judge the validation loss")
     is_early = best_step <= EARLY * steps
-    if last_valid - best > max(MAX_RISE * best, MIN_CHANGE) and is_early:  # label smoothing: losses are not comparable
+    if last_valid - best > max(MAX_RISE * best, min_change) and is_early:  # label smoothing: losses are not comparable
         return fit(
             "overfitted",
             f"the validation loss was lowest at step {int(best_step):,} of {steps:,} ({best:.3g}) and rose to "
@@ -80,7 +81,7 @@ def judge_fit(curves: RunCurves) -> Fit:
         )
     before = late_start(valid, curves.lr or finite)
     gain = (before - last_valid) / max(before, 1e-9)
-    if gain > LATE_GAIN and gain * last_valid > MIN_CHANGE and not is_early and last > MAX_GAP * last_valid:
+    if gain > LATE_GAIN and gain * last_valid > min_change and not is_early and last > MAX_GAP * last_valid:
         return fit(
             "improving",
             f"the validation loss still fell by {100 * gain:.0f} % in the last quarter of the training, to "

@@ -153,7 +153,7 @@ class Reporter:
             curve,
             same_output=same_output(judgement),
             metric_curve=metric_curve,
-            is_first_epoch=self.curves.full_epochs == 0,
+            full_epochs=self.curves.full_epochs,
             late_metric_gain=late_metric_gain(metric_curve, self.curves.lr),
         )
         facts.lr_check = self.check_lr(prepared, facts)
