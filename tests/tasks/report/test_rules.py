@@ -180,6 +180,19 @@ def test_at_most_half_of_the_evaluation_data_is_to_be_removed() -> None:
     assert advice.overrides == ("data.valid=", "data.valid_fraction=0.1")
 
 
+def test_a_run_that_has_not_finished_is_resumed_before_it_is_compared_or_trained_longer() -> None:
+    for changes in ({"fit": IMPROVING}, {"score": with_scores(0.58, 0.9, 0.6)}, {"full_epochs": 0}):
+        (advice,) = give_advice(make_facts(is_finished=False, **changes))
+        assert (advice.name, advice.command, advice.trains) == ("unfinished", "qkv train runs/a", False)
+        assert advice.reason == (
+            "The run has not finished: its log ends at step 100, and its budget is train.steps=100, train.epochs=3."
+        )
+    language = replace(RECIPE, objective=ObjectiveSection(kind="causal_lm"))
+    assert names(score=with_scores(4.0, 3.0, 4.0, "loss"), recipe=language, is_finished=False) == ["unfinished"]
+    diverged = Fit("diverged", "the training loss fell from 2 to 1, but ended at 3", steps=100)
+    assert names(fit=diverged, is_finished=False) == ["lr_too_high"], "the rest would not help"
+
+
 def test_a_generator_below_its_baseline_trains_longer() -> None:
     translator = replace(RECIPE, objective=ObjectiveSection(kind="seq2seq"))
     score = with_scores(0.5, 0.9, 0.95)

@@ -40,7 +40,7 @@ class Advice:
     @property
     def trains(self) -> bool:
         """Whether the command trains a new run."""
-        return "qkv train " in self.command
+        return "qkv train " in self.command and "run=" in self.command
 
     def to_dict(self) -> dict[str, Any]:
         """The advice for JSON."""
@@ -67,6 +67,7 @@ class Facts:
     metric_curve: list[tuple[float, float]] = field(default_factory=list)  # the main metric in the run
     full_epochs: int | None = None  # how often the run has read all of its training data, if the log says so
     late_metric_gain: float = 0.0  # of the main metric in the last quarter of the training, if it ended at its best
+    is_finished: bool = True  # whether the run has spent its budget, or ended early by itself
     new_run: str = ""  # a free name for the next run; by default that of this run with -2
 
     def __post_init__(self) -> None:

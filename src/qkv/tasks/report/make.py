@@ -100,7 +100,8 @@ class Reporter:
         self.run = str(self.path)
         self.recipe = recipe_file.loads(folder.read_recipe(), str(self.path / "recipe.toml"))
         stored = load_model(run, device=options.device)
-        self.notes = list(stored.notes)
+        self.model_notes, self.is_finished = tuple(stored.notes), folder.has_model
+        self.notes: list[str] = []
         self.model = TextModel(stored.network, require_tokenizer(stored.tokenizer), stored.config)
         self.task = find_task(stored.config).name
         self.curves = read_curves(self.path.name, self.path)
@@ -155,6 +156,7 @@ class Reporter:
             metric_curve=metric_curve,
             full_epochs=self.curves.full_epochs,
             late_metric_gain=late_metric_gain(metric_curve, self.curves.lr),
+            is_finished=self.is_finished,
         )
         facts.lr_check = self.check_lr(prepared, facts)
         return RunReport(
@@ -172,6 +174,7 @@ class Reporter:
             counted,
             curve,
             facts.lr_check,
+            self.model_notes,
             tuple(self.notes),
             time.monotonic() - self.began,
         )

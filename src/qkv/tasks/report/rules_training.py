@@ -17,6 +17,7 @@ from qkv.tasks.report.facts import (
     list_files,
 )
 from qkv.tasks.report.score import format_score, to_points
+from qkv.train.run.folder import resume_command
 
 GAP_POINTS = 8.0  # between the scores on training and validation data
 UNDERFITTED = 90.0  # points; a lower score on the training data shows that the model is too small or hardly trained
@@ -31,6 +32,17 @@ INIT_TASKS = {
     "contrastive": "embed",
 }
 """The tasks of `qkv init` by objective, for which a pretrained encoder helps."""
+
+
+def advise_resuming(facts: Facts) -> Advice | None:
+    """A run that has not finished needs the rest of its budget, unless it has diverged."""
+    if facts.is_finished or facts.fit.verdict == "diverged":
+        return None
+    train = facts.recipe.train
+    limits = {"steps": train.steps, "minutes": train.minutes, "epochs": train.epochs}
+    budget = ", ".join(f"train.{name}={value:g}" for name, value in limits.items() if value)
+    reason = f"The run has not finished: its log ends at step {facts.fit.steps:,}, and its budget is {budget}."
+    return Advice("unfinished", "Resume the run", reason, command=resume_command(facts.run))
 
 
 def advise_lr(facts: Facts) -> Advice | None:
@@ -97,7 +109,7 @@ def advise_underfitting(facts: Facts) -> Advice | None:
     has_passed = is_too_short(facts) if facts.lr_check is None else facts.lr_check.status == "ok"
     is_slow = facts.has_not_learned and facts.fit.verdict != "diverged" and has_passed
     is_other = (facts.has_not_learned and not is_slow) or advise_overfitting(facts) is not None
-    if facts.is_nearly_perfect or is_other:
+    if facts.is_nearly_perfect or is_other or not facts.is_finished:
         return None
     if facts.fit.verdict == "improving" or facts.has_stalled:
         return advise_longer(facts, f"{capitalise(facts.fit.summary)}.")
@@ -177,7 +189,7 @@ def describe_same_output(facts: Facts) -> str:
 def advise_pretrained(facts: Facts) -> Advice | None:
     """A new encoder that a simple baseline beats, or that memorises its training data, needs better weights."""
     can_start = facts.is_trained_from_scratch and facts.recipe.objective.kind in INIT_TASKS
-    if not can_start or facts.has_not_learned or facts.is_nearly_perfect:
+    if not can_start or not facts.is_finished or facts.has_not_learned or facts.is_nearly_perfect:
         return None
     reason = compare_with_baseline(facts)
     has_memorised = facts.training_gap >= GAP_POINTS and not facts.is_first_epoch
@@ -198,7 +210,8 @@ def advise_baseline(facts: Facts) -> Advice | None:
     reason, verdict = compare_with_baseline(facts), "worse than"
     if not reason and is_language_model_at_baseline(facts.score) and advise_overfitting(facts) is None:
         reason, verdict = describe_baseline(facts), "not better than"
-    if not reason or facts.has_not_learned or any(rule(facts) for rule in (advise_underfitting, advise_pretrained)):
+    is_other = facts.has_not_learned or any(rule(facts) for rule in (advise_underfitting, advise_pretrained))
+    if not reason or is_other or not facts.is_finished:
         return None  # other advice says what to do
     if (advice := advise_tested_lr(facts, reason)) is not None:
         return replace(advice, title=f"{advice.title}: the model is {verdict} a simple baseline")
