@@ -344,6 +344,9 @@ def test_a_stalled_loss_is_no_fault_if_the_score_shows_that_the_model_has_learne
     assert names(fit=stalled, recipe=fine_tuned, score=with_scores(0.81, 0.8, 0.9)) == ["not_learned"], (
         "at the baseline"
     )
+    chats = ScoreReport("loss", Measured("model", 2.0), (), None, 32, 32)
+    assert names(fit=stalled, recipe=fine_tuned, score=chats) == [], "the loss was low at the start"
+    assert names(fit=stalled, score=chats) == ["not_learned"]
     assert names(fit=stalled) == ["not_learned"], "a new model may be above the baseline and far below its best"
     for metric_curve, found in (([(10.0, 0.5), (50.0, 0.85)], []), ([(10.0, 0.8), (50.0, 0.85)], ["not_learned"])):
         assert names(fit=stalled, metric_curve=metric_curve) == found, "the interval of the score is 6 points wide"

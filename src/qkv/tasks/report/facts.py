@@ -83,14 +83,19 @@ class Facts:
         return Advice(name, title, reason, overrides, self.command(*overrides))
 
     @property
+    def budget(self) -> dict[str, float]:
+        """The limits of the run: the keys of its recipe and their values."""
+        train = self.recipe.train
+        limits = {"train.steps": train.steps, "train.minutes": train.minutes, "train.epochs": train.epochs}
+        return {key: value for key, value in limits.items() if value}
+
+    @property
     def budget_overrides(self) -> tuple[str, ...]:
         """Twice the budget of the run, or up to ten times, if it read few of its records or had hardly any steps."""
-        train = self.recipe.train
         reads_records = not OBJECTIVES[self.recipe.objective.kind].reads_documents
         needed = max(MIN_STEPS / max(1, self.fit.steps), 2 / self.epochs if reads_records else 0)
         factor = min(max(2, math.ceil(needed)), MAX_BUDGET_FACTOR)
-        limits = {"steps": train.steps, "minutes": train.minutes, "epochs": train.epochs}
-        return tuple(f"train.{name}={factor * value:g}" for name, value in limits.items() if value)
+        return tuple(f"{key}={factor * value:g}" for key, value in self.budget.items())
 
     @property
     def is_trained_from_scratch(self) -> bool:
@@ -161,10 +166,11 @@ class Facts:
     def has_stalled(self) -> bool:
         """Whether the losses hardly fell, and the score does not show that the model has learned nevertheless.
 
-        A loss that was low at the start, such as that of a fine-tuned model, hardly falls.
+        A loss that was low at the start, such as that of a fine-tuned model, hardly falls. Chats have no baseline.
         """
-        has_lead = self.score is not None and self.score.best_baseline is not None
-        has_lead = has_lead and not (self.is_at_baseline or is_language_model_at_baseline(self.score))
+        score = self.score
+        has_lead = score is not None and (score.best_baseline is not None or score.metric == "loss")
+        has_lead = has_lead and not (self.is_at_baseline or is_language_model_at_baseline(score))
         has_learned = self.has_metric_risen or (has_lead and not self.is_trained_from_scratch)
         return self.fit.verdict == "stalled" and not has_learned
 

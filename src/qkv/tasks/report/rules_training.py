@@ -38,9 +38,7 @@ def advise_resuming(facts: Facts) -> Advice | None:
     """A run that has not finished needs the rest of its budget, unless it has diverged."""
     if facts.is_finished or facts.fit.verdict == "diverged":
         return None
-    train = facts.recipe.train
-    limits = {"steps": train.steps, "minutes": train.minutes, "epochs": train.epochs}
-    budget = ", ".join(f"train.{name}={value:g}" for name, value in limits.items() if value)
+    budget = ", ".join(f"{key}={value:g}" for key, value in facts.budget.items())
     reason = f"The run has not finished: its log ends at step {facts.fit.steps:,}, and its budget is {budget}."
     return Advice("unfinished", "Resume the run", reason, command=resume_command(facts.run))
 
