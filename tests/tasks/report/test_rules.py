@@ -244,6 +244,8 @@ def test_a_run_with_hardly_any_steps_trains_longer() -> None:
         (advice,) = give_advice(make_facts(recipe=chat, score=score, fit=replace(SETTLED, steps=steps)))
         assert (advice.name, advice.reason) == ("underfitting", f"The run took only {steps} steps.")
         assert advice.overrides == overrides
+    (advice,) = give_advice(make_facts(recipe=chat, score=score, fit=replace(SETTLED, steps=2), full_epochs=0))
+    assert advice.reason.startswith("The run took only 2 steps. The run ended before it had read")
     assert names(recipe=chat, score=score, fit=replace(SETTLED, steps=20)) == []
     memorised = with_scores(0.58, 0.4, 0.99)
     assert names(score=memorised, fit=replace(SETTLED, steps=10)) == ["pretrained"], "more steps would not help"
@@ -332,6 +334,8 @@ def test_a_slow_run_whose_learning_rate_is_right_trains_longer() -> None:
     passed = Finding("learning rate", "ok", "")
     assert names(fit=stalled, lr_check=passed) == ["underfitting"]
     assert names(fit=stalled) == ["not_learned"], "it was not tested, so it may be too high or too low"
+    slow = Finding("learning rate", "warning", "", values={"losses": {"1e-5": 0.69, "0.001": 0.68}})
+    assert names(fit=stalled, lr_check=slow) == ["underfitting"], "no other learning rate was faster"
     losses = {"1e-5": 0.6, "0.001": 0.69, "0.01": float("nan")}
     warned = Finding("learning rate", "warning", "", values={"losses": losses})
     assert names(fit=stalled, lr_check=warned) == ["lr_too_high"]

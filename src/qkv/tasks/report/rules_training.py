@@ -104,7 +104,8 @@ def advise_overfitting(facts: Facts) -> Advice | None:
 
 def advise_underfitting(facts: Facts) -> Advice | None:
     """A run that was still improving, or is not better than a baseline, is too short, or the model is too small."""
-    has_passed = is_too_short(facts) if facts.lr_check is None else facts.lr_check.status == "ok"
+    is_tested, best_lr = facts.lr_check is not None, better_lr(facts.lr_check)
+    has_passed = best_lr in (None, facts.recipe.train.lr) if is_tested else is_too_short(facts)
     is_slow = facts.has_not_learned and facts.fit.verdict != "diverged" and has_passed
     is_other = (facts.has_not_learned and not is_slow) or advise_overfitting(facts) is not None
     if facts.is_nearly_perfect or is_other or not facts.is_finished:
@@ -156,10 +157,10 @@ def describe_short_run(facts: Facts) -> str:
     """A sentence if the run was too short, although its loss did not fall at its end: the schedule ends flat."""
     if is_language_model_at_baseline(facts.score):
         return ""  # `advise_baseline` considers the learning rate, too
+    if facts.fit.steps < MIN_STEPS and (facts.is_first_epoch or facts.training_gap < GAP_POINTS):
+        return f"The run took only {count_nouns(facts.fit.steps, 'step')}."
     if facts.is_first_epoch:
         return f"{capitalise(facts.fit.summary)}."
-    if facts.fit.steps < MIN_STEPS and facts.training_gap < GAP_POINTS:
-        return f"The run took only {count_nouns(facts.fit.steps, 'step')}."
     if facts.is_near_unigram and (facts.full_epochs or 0) < ENOUGH_EPOCHS:
         return f"{describe_baseline(facts)} The model has learned little more than the frequencies of tokens."
     return ""
