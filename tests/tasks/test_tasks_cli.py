@@ -209,7 +209,17 @@ def test_a_classifier_is_compared_with_a_linear_svm_on_the_same_data(
     assert values["metrics"]["accuracy"] < 1
     out, _ = said(capsys, command)
     assert "TF-IDF + linear SVM" in out
-    assert "is better than this model" in out
+    assert "this is not a test score: the run was trained on labels.csv" in out
+    assert "is better than this model" not in out, "the baseline knows its training data by heart"
+    Path("new.csv").write_text("text,label\nthe fox!,fox\na dog!,dog\nlazy dog!,dog\n", encoding="utf-8")
+    advice = "is better than this model. Train longer"
+    started = "qkv init classify FILE --from MODEL"
+    assert f"{advice}, or fine-tune a trained model: {started}" in said(capsys, ["eval", "run", "new.csv"])[0]
+    Path("run/recipe.toml").write_text(f'{TRAINED}[model]\nfrom = "models/bert"\n', encoding="utf-8")
+    out, _ = said(capsys, ["eval", "run", "new.csv"])
+    assert f"{advice}.\n" in out
+    assert started not in out
+    Path("run/recipe.toml").write_text(TRAINED, encoding="utf-8")
     values = json.loads(said(capsys, ["eval", "run", "wrong.csv", "--json"])[0])
     assert values["baseline"]["accuracy"] == pytest.approx(1 / 3)
     out, _ = said(capsys, [*command, "--no-baseline"])

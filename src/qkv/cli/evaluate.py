@@ -189,7 +189,7 @@ def evaluate(
     if json:
         print_json(to_json(model, results[0]) | described | {"baseline": scores})
     else:
-        print_evaluation(model, results[0], StdoutConsole(), scores)
+        print_evaluation(model, results[0], StdoutConsole(), scores, source.advise_below_baseline() if scores else "")
 
 
 def compare_results(

@@ -127,6 +127,19 @@ class EvaluationSource:
         )
         return [note] if note else []
 
+    def advise_below_baseline(self) -> str:
+        """What to do if the baseline is better; "" on the training data, which the baseline knows by heart."""
+        from qkv.tasks.use_in_training import find_training_files
+
+        if self.recipe is None:
+            return ""
+        options = {"format": self.format, "split": self.split}
+        if not self.is_held_out and find_training_files(self.recipe, self.files, **options):
+            return ""
+        if self.recipe.model.from_:
+            return "Train longer."
+        return "Train longer, or fine-tune a trained model: qkv init classify FILE --from MODEL"
+
     def describe(self) -> str:
         """The files, for messages."""
         from qkv.tasks.train import format_files

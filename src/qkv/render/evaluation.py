@@ -18,9 +18,16 @@ INTERVAL_HEADING = "95 % interval"
 
 
 def print_evaluation(
-    model: str, result: Evaluation, console: Console, baseline: Mapping[str, float] | None = None
+    model: str,
+    result: Evaluation,
+    console: Console,
+    baseline: Mapping[str, float] | None = None,
+    advice_below_baseline: str = "",
 ) -> None:
-    """Print the metrics, beside those of a baseline if there is one, the scores by class, and the examples."""
+    """Print the metrics, beside those of a baseline if there is one, the scores by class, and the examples.
+
+    The advice is printed if the baseline is better; without advice, nothing is said, because the comparison is unfair.
+    """
     console.print(Text.assemble((escape_controls(model), "bold"), f"   {result.num_records:,} records"))
     headings = [INTERVAL_HEADING] if result.intervals else []
     table = plain_table("", "model", *headings, BASELINE_NAME) if baseline else plain_table("", " ", *headings)
@@ -32,11 +39,11 @@ def print_evaluation(
     console.print(table)
     for name, signature in result.signatures.items():
         console.print(Text(f"{name.replace('_', ' ')}: {signature}", "dim"), soft_wrap=True)
-    if baseline and baseline[result.main_metric] > result.metrics[result.main_metric]:
+    if baseline and advice_below_baseline and baseline[result.main_metric] > result.metrics[result.main_metric]:
         console.print(
             Text(
-                f"The baseline, {BASELINE_NAME} on the same training data, is better than this model. Train longer, or "
-                "fine-tune a trained model: qkv init classify FILE --from MODEL",
+                f"The baseline, {BASELINE_NAME} on the same training data, is better than this model. "
+                f"{advice_below_baseline}",
                 "yellow",
             )
         )

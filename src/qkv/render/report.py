@@ -25,6 +25,7 @@ BAR_WIDTH = 24
 def print_report(report: RunReport, console: Console) -> None:
     """Print the whole report."""
     console.print(Text.assemble((escape_controls(report.run), "bold"), f"   {escape_controls(report.data_name)}"))
+    print_notes(report.model_notes, console)
     print_advice(report, console)
     if report.score is not None:
         print_score(report.score, console)
@@ -56,7 +57,12 @@ def print_report(report: RunReport, console: Console) -> None:
             Text("Not computed. To train the recipe on a quarter, half and all of the data, for 15 minutes in all:")
         )
         console.print(Text(f"   qkv report {escape_controls(report.run)} --curve-minutes 15", "cyan"), soft_wrap=True)
-    for note in report.notes:
+    print_notes(report.notes, console)
+
+
+def print_notes(notes: Sequence[str], console: Console) -> None:
+    """Print notes, one a line."""
+    for note in notes:
         console.print(Text(escape_controls(note, keep="\n"), "yellow"))
 
 

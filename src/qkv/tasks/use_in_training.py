@@ -19,26 +19,39 @@ def describe_use_in_training(
 
     With `is_held_out`, the records are those that the run held out of the files.
     """
-    data = recipe.data
+    data, root = recipe.data, cache_root(recipe.data)
     chooses = "the run chose its weights by the score on" if _chooses_weights(recipe) else "the run was validated on"
     if is_held_out:
         return f"this is not a test score: {chooses} these records"
-    sections = [(data.train, data.format)]
-    if data.mix:
-        sections = [(one["train"], one.get("format", data.format)) for one in data.mix.values()]
-    trained = {path for names, own_format in sections for path in _find_files(names, own_format, "train")}
-    validated = _find_files(data.valid, data.format, "valid")
-    if data.valid_fraction and not data.valid:  # a built-in dataset has a split for it
-        validated = {Path(names, "valid") for names, _ in sections if isinstance(names, str) and names in DATASETS}
-    given = _find_files(files, format, split or "test")
-    root = cache_root(data)
-    if same := _find_same_files(given, trained, root):
+    if same := find_training_files(recipe, files, format=format, split=split):
         held_out = bool(data.valid_fraction) and not data.valid and all(path.is_absolute() for path in same)
         exception = f", except for the {data.valid_fraction:.0%} that it held out" if held_out else ""
         return f"this is not a test score: the run was trained on {_list_names(same)}{exception}"
-    if same := _find_same_files(given, validated, root):
+    validated = _find_files(data.valid, data.format, "valid")
+    if data.valid_fraction and not data.valid:  # a built-in dataset has a split for it
+        validated = {
+            Path(names, "valid")
+            for names, _ in _training_sections(recipe)
+            if isinstance(names, str) and names in DATASETS
+        }
+    if same := _find_same_files(_find_files(files, format, split or "test"), validated, root):
         return f"this is not a test score: {chooses} {_list_names(same)}"
     return ""
+
+
+def find_training_files(recipe: Recipe, files: Files, *, format: str = "", split: str = "") -> list[Path]:
+    """Those of the files that a run with this recipe was trained on, or copies of such files."""
+    sections = _training_sections(recipe)
+    trained = {path for names, own_format in sections for path in _find_files(names, own_format, "train")}
+    return _find_same_files(_find_files(files, format, split or "test"), trained, cache_root(recipe.data))
+
+
+def _training_sections(recipe: Recipe) -> list[tuple[Files, str]]:
+    """The training files and their format, of each part of a mixture."""
+    data = recipe.data
+    if data.mix:
+        return [(one["train"], one.get("format", data.format)) for one in data.mix.values()]
+    return [(data.train, data.format)]
 
 
 def _chooses_weights(recipe: Recipe) -> bool:

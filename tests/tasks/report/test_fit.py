@@ -48,6 +48,12 @@ def test_planted_curves(verdict: Verdict, training: list[float], valid: list[flo
     assert judge_fit(make_curves(training, valid)).verdict == verdict
 
 
+@pytest.mark.parametrize("losses", [[7.4], [7.4, math.nan], [7.4, 7.2, 7.1]])
+def test_every_verdict_knows_the_number_of_steps(losses: list[float]) -> None:
+    training = [(8.0 * (i + 1), loss) for i, loss in enumerate(losses)]
+    assert judge_fit(RunCurves("run", training)).steps == 8 * len(losses)
+
+
 def test_one_bad_batch_at_the_end_of_a_short_run_is_no_divergence() -> None:
     training = list(zip((1, 10, 20, 30, 40, 50, 52), (0.66, 0.58, 0.53, 0.55, 0.51, 0.48, 0.58), strict=True))
 
@@ -59,6 +65,26 @@ def test_one_bad_batch_at_the_end_of_a_short_run_is_no_divergence() -> None:
     assert verdict(0.411, 0.6, 0.7) == "diverged"
     assert verdict(0.64, 0.64, 0.64) == "diverged"  # before the first evaluation
     assert verdict(0.58) == "diverged"
+
+
+def test_a_validation_loss_that_fell_shows_that_a_run_has_not_stalled() -> None:
+    """The losses of an embedding model whose weights were trained before."""
+    training = [(8.0 * (i + 1), loss) for i, loss in enumerate((0.0258, 0.0255, 0.0266, 0.0247, 0.0224, 0.021, 0.0315))]
+    valid = [(9.0, 0.0213), (24.0, 0.0232), (40.0, 0.0187), (56.0, 0.0187)]
+    lr = [(step, 1e-3) for step, _ in training]
+    fit = judge_fit(RunCurves("run", training, lr, {"loss": valid}))
+    assert fit.verdict == "settled"
+    assert fit.summary.startswith("the training loss rose from 0.0258 to 0.0315, and the validation loss ")
+    flat = [(step, 0.0213) for step, _ in valid]
+    assert judge_fit(RunCurves("run", training, lr, {"loss": flat})).verdict == "stalled"
+
+
+def test_a_gain_of_a_small_loss_is_a_gain() -> None:
+    """The losses of a tagger: most tokens are easy, so that the mean over all tokens is small."""
+    training = [(7.0 * (i + 1), loss) for i, loss in enumerate((0.701, 0.219, 0.176, 0.161, 0.163, 0.144, 0.0926))]
+    valid = [(9.0, 0.2185), (17.0, 0.1258), (30.0, 0.0931), (47.0, 0.1006), (49.0, 0.0824)]
+    fit = judge_fit(RunCurves("run", training, [(step, 1e-3) for step, _ in training], {"loss": valid}))
+    assert fit.verdict == "improving"
 
 
 def test_a_rise_of_a_tiny_loss_and_a_late_minimum_are_no_overfitting() -> None:

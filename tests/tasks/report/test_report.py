@@ -160,6 +160,20 @@ def test_underfitting_is_found(tmp_path: Path) -> None:
     assert "underfitting" in names
 
 
+def test_a_run_that_has_not_finished_is_resumed(
+    healthy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copy_run(healthy, tmp_path / "run", "train.steps=600")
+    (run / "config.json").unlink()  # as if it had been stopped after its last checkpoint
+    report, names = examine(run)
+    assert names == {"unfinished"}
+    assert report.advice[0].command == f"qkv train {run}"
+    assert "its log ends at step 60, and its budget is train.steps=600." in report.advice[0].reason
+    assert run_command(["report", str(run), "--limit", "30"]) == 0
+    out = capsys.readouterr().out
+    assert out.index("this run has not finished (resume it with") < out.index("What next")
+
+
 def test_a_model_at_chance_on_all_data_trains_longer_and_judges_no_labels(healthy: Path, tmp_path: Path) -> None:
     """The labels are random, so that neither the model nor a baseline can be right."""
     files = [
@@ -217,7 +231,7 @@ def test_every_rule_is_independent_of_what_was_not_examined(healthy: Path) -> No
     assert report.data is report.learning_curve is report.test_leakage is None
     assert report.score is not None
     assert [one.name for one in report.score.baselines] == ["most frequent class"]
-    assert len(RULES) == 13
+    assert len(RULES) == 14
 
 
 def test_the_recipe_itself_is_trained_on_fractions_if_there_is_time(healthy: Path) -> None:

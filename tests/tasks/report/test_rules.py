@@ -18,8 +18,10 @@ from qkv.tasks.report.learning_curve import Gain, LearningCurve
 from qkv.tasks.report.score import Measured, ScoreReport
 from qkv.train.recipe.schema import DataSection, ModelSection, ObjectiveSection, Recipe, TrainSection
 
-SETTLED = Fit("settled", "the training loss fell from 2 to 1, and the validation loss settled at 1.1")
-IMPROVING = Fit("improving", "the validation loss still fell by 20 % in the last quarter of the training, to 1")
+SETTLED = Fit("settled", "the training loss fell from 2 to 1, and the validation loss settled at 1.1", steps=100)
+IMPROVING = Fit(
+    "improving", "the validation loss still fell by 20 % in the last quarter of the training, to 1", steps=100
+)
 DATA = DataReport(900, 9000, 0, 0, 0, 0, 64, 32)
 RECIPE = Recipe(
     data=DataSection(train="train.tsv", test="test.tsv", columns={"text": "review"}),
@@ -68,7 +70,9 @@ def test_a_model_that_cannot_fit_its_training_data_is_too_small() -> None:
     assert advice.command == "qkv train runs/a/recipe.toml run=runs/a-3 model.width=256 model.layers=4"
 
 
-OVERFITTED = Fit("overfitted", "the validation loss was lowest at step 10 of 100 (1) and rose to 2, while it fell")
+OVERFITTED = Fit(
+    "overfitted", "the validation loss was lowest at step 10 of 100 (1) and rose to 2, while it fell", steps=100
+)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +130,7 @@ def test_bleu_is_compared_as_points() -> None:
 
 def test_a_model_that_is_no_better_than_a_baseline_on_all_data_trains_longer() -> None:
     translator = replace(RECIPE, objective=ObjectiveSection(kind="seq2seq"))
-    for fit in (SETTLED, Fit("unknown", "too few steps were logged to judge the training")):
+    for fit in (SETTLED, Fit("unknown", "too few steps were logged to judge the training", steps=100)):
         score = with_scores(67.1, 66.9, 67.1, "bleu")
         (advice,) = give_advice(make_facts(score=score, recipe=translator, fit=fit))
         assert (advice.name, advice.overrides) == ("underfitting", ("train.steps=200", "train.epochs=6"))
@@ -176,6 +180,19 @@ def test_at_most_half_of_the_evaluation_data_is_to_be_removed() -> None:
     assert advice.overrides == ("data.valid=", "data.valid_fraction=0.1")
 
 
+def test_a_run_that_has_not_finished_is_resumed_before_it_is_compared_or_trained_longer() -> None:
+    for changes in ({"fit": IMPROVING}, {"score": with_scores(0.58, 0.9, 0.6)}, {"full_epochs": 0}):
+        (advice,) = give_advice(make_facts(is_finished=False, **changes))
+        assert (advice.name, advice.command, advice.trains) == ("unfinished", "qkv train runs/a", False)
+        assert advice.reason == (
+            "The run has not finished: its log ends at step 100, and its budget is train.steps=100, train.epochs=3."
+        )
+    language = replace(RECIPE, objective=ObjectiveSection(kind="causal_lm"))
+    assert names(score=with_scores(4.0, 3.0, 4.0, "loss"), recipe=language, is_finished=False) == ["unfinished"]
+    diverged = Fit("diverged", "the training loss fell from 2 to 1, but ended at 3", steps=100)
+    assert names(fit=diverged, is_finished=False) == ["lr_too_high"], "the rest would not help"
+
+
 def test_a_generator_below_its_baseline_trains_longer() -> None:
     translator = replace(RECIPE, objective=ObjectiveSection(kind="seq2seq"))
     score = with_scores(0.5, 0.9, 0.95)
@@ -206,11 +223,39 @@ def test_a_run_that_read_few_of_its_records_gets_the_budget_to_read_them_twice()
     assert advise(250, kind="causal_lm", score=None).overrides == ("train.steps=500",), "no records"
 
 
+def test_a_run_that_has_not_read_its_data_once_trains_longer_unless_it_is_nearly_perfect() -> None:
+    """It cannot have memorised what it has not read."""
+    for score in (with_scores(0.85, 0.8, 0.9), with_scores(0.58, 0.4, 0.69), None):
+        (advice,) = give_advice(make_facts(score=score, full_epochs=0))
+        assert advice.name == "underfitting"
+        assert advice.reason == (
+            "The training loss fell from 2 to 1, and the validation loss settled at 1.1. The run ended before it had "
+            "read its training data once."
+        )
+    assert names(score=with_scores(0.58, 0.4, 0.69), full_epochs=1) == ["pretrained"], "it memorises"
+    assert names(score=with_scores(0.99, 0.8, 0.99), full_epochs=0) == []
+
+
+def test_a_run_with_hardly_any_steps_trains_longer() -> None:
+    """A fine-tuned model for chats, which has no baseline."""
+    chat = replace(RECIPE, objective=ObjectiveSection(kind="causal_lm"), model=ModelSection(from_="models/lm"))
+    score = ScoreReport("loss", Measured("model", 1.17), (), None, 32, 32)
+    for steps, overrides in ((2, ("train.steps=1000", "train.epochs=30")), (9, ("train.steps=300", "train.epochs=9"))):
+        (advice,) = give_advice(make_facts(recipe=chat, score=score, fit=replace(SETTLED, steps=steps)))
+        assert (advice.name, advice.reason) == ("underfitting", f"The run took only {steps} steps.")
+        assert advice.overrides == overrides
+    (advice,) = give_advice(make_facts(recipe=chat, score=score, fit=replace(SETTLED, steps=2), full_epochs=0))
+    assert advice.reason.startswith("The run took only 2 steps. The run ended before it had read")
+    assert names(recipe=chat, score=score, fit=replace(SETTLED, steps=20)) == []
+    memorised = with_scores(0.58, 0.4, 0.99)
+    assert names(score=memorised, fit=replace(SETTLED, steps=10)) == ["pretrained"], "more steps would not help"
+
+
 def test_a_few_steps_of_the_first_epoch_are_too_few_to_blame_the_learning_rate() -> None:
-    unknown = Fit("unknown", "too few steps were logged to judge the training")
+    unknown = Fit("unknown", "too few steps were logged to judge the training", steps=100)
     score = with_scores(0.0, 0.4, 0.0)
-    assert names(fit=unknown, same_output=0.94, score=score, is_first_epoch=True)[0] == "underfitting"
-    assert names(fit=unknown, same_output=0.94, score=score, is_first_epoch=False) == ["not_learned"]
+    assert names(fit=unknown, same_output=0.94, score=score, full_epochs=0)[0] == "underfitting"
+    assert names(fit=unknown, same_output=0.94, score=score, full_epochs=1) == ["not_learned"]
 
 
 def test_a_lower_loss_is_better() -> None:
@@ -241,6 +286,19 @@ def test_a_language_model_must_be_better_than_token_frequencies(
     assert [(one.name, one.title) for one in found] == [
         ("baseline", "Train longer: the model is not better than a simple baseline")
     ] * advised
+
+
+@pytest.mark.parametrize(("loss", "epochs", "advised"), [(5.67, 1, True), (5.67, 20, False), (4.9, 1, False)])
+def test_a_language_model_near_the_unigram_model_trains_longer(loss: float, epochs: int, advised: bool) -> None:
+    recipe = replace(RECIPE, objective=ObjectiveSection(kind="causal_lm"))
+    score = ScoreReport("loss", Measured("model", loss), (Measured("unigram model", 6.05),), None, 57, 57)
+    found = give_advice(make_facts(score=score, recipe=recipe, full_epochs=epochs))
+    assert [one.name for one in found] == ["underfitting"] * advised
+    if found:
+        assert found[0].reason == (
+            "The baseline (unigram model) reaches 6.050, the model 5.670. The model has learned little more than the "
+            "frequencies of tokens."
+        )
 
 
 def test_a_language_model_at_its_baseline_gets_the_learning_rate_that_was_faster_in_the_test() -> None:
@@ -276,9 +334,26 @@ def test_a_slow_run_whose_learning_rate_is_right_trains_longer() -> None:
     passed = Finding("learning rate", "ok", "")
     assert names(fit=stalled, lr_check=passed) == ["underfitting"]
     assert names(fit=stalled) == ["not_learned"], "it was not tested, so it may be too high or too low"
+    slow = Finding("learning rate", "warning", "", values={"losses": {"1e-5": 0.69, "0.001": 0.68}})
+    assert names(fit=stalled, lr_check=slow) == ["underfitting"], "no other learning rate was faster"
     losses = {"1e-5": 0.6, "0.001": 0.69, "0.01": float("nan")}
     warned = Finding("learning rate", "warning", "", values={"losses": losses})
     assert names(fit=stalled, lr_check=warned) == ["lr_too_high"]
+
+
+def test_a_stalled_loss_is_no_fault_if_the_score_shows_that_the_model_has_learned() -> None:
+    stalled = Fit("stalled", "the training loss hardly fell: 2.1 at the start, 2 at the end", steps=100)
+    fine_tuned = replace(RECIPE, model=ModelSection(from_="models/bert"))
+    assert names(fit=stalled, recipe=fine_tuned) == []
+    assert names(fit=stalled, recipe=fine_tuned, score=with_scores(0.81, 0.8, 0.9)) == ["not_learned"], (
+        "at the baseline"
+    )
+    chats = ScoreReport("loss", Measured("model", 2.0), (), None, 32, 32)
+    assert names(fit=stalled, recipe=fine_tuned, score=chats) == [], "the loss was low at the start"
+    assert names(fit=stalled, score=chats) == ["not_learned"]
+    assert names(fit=stalled) == ["not_learned"], "a new model may be above the baseline and far below its best"
+    for metric_curve, found in (([(10.0, 0.5), (50.0, 0.85)], []), ([(10.0, 0.8), (50.0, 0.85)], ["not_learned"])):
+        assert names(fit=stalled, metric_curve=metric_curve) == found, "the interval of the score is 6 points wide"
 
 
 def test_a_curve_that_may_be_flat_promises_nothing() -> None:

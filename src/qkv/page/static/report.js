@@ -38,6 +38,7 @@ function mount(root, data) {
         {},
         html("h1", {}, data.run),
         html("p", {class: "subtitle"}, `${TASKS[data.task] ?? data.task} · ${data.data_name}`),
+        data.model_notes.map((note) => html("p", {class: "warning"}, note)),
       ),
       themeButton(),
     ),

@@ -1,7 +1,8 @@
 """What to change next: all rules, in the order of importance.
 
-First comes what makes the score itself doubtful, then what keeps the model from learning, then what would make it
-better. To add a rule, write a function from `Facts` to an `Advice` or None, and add a row.
+First comes a run that has not finished, then what makes the score itself doubtful, then what keeps the model from
+learning, then what would make it better. To add a rule, write a function from `Facts` to an `Advice` or None, and add a
+row.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from qkv.tasks.report.rules_training import (
     advise_lr,
     advise_overfitting,
     advise_pretrained,
+    advise_resuming,
     advise_underfitting,
 )
 
@@ -34,6 +36,7 @@ MAX_ADVICE = 3
 Rule = Callable[[Facts], Advice | None]
 
 RULES: dict[str, Rule] = {
+    "unfinished": advise_resuming,
     "leakage": advise_leakage,
     "test_leakage": advise_test_leakage,
     "labels": advise_labels,

@@ -18,8 +18,11 @@ from qkv.train.recipe.schema import Files, Recipe
 
 NEARLY_PERFECT = 98.0  # points
 MIN_LEAD = 2.0  # points above a baseline
+MIN_METRIC_GAIN = 2.0  # points by which a metric clearly rose
 MIN_LOSS_LEAD = 0.1  # nats per token below the unigram model
+NEAR_UNIGRAM = 0.85  # a loss above this fraction of the unigram model's is close to it
 LANGUAGE_METRICS = ("loss", "masked_accuracy")  # the main metrics of language models
+MIN_STEPS = 20  # a run of fewer steps is too short to judge
 MAX_BUDGET_FACTOR = 10
 SAME_OUTPUT = 0.9  # the fraction of equal predictions of a model that has learned nothing
 
@@ -37,7 +40,7 @@ class Advice:
     @property
     def trains(self) -> bool:
         """Whether the command trains a new run."""
-        return "qkv train " in self.command
+        return "qkv train " in self.command and "run=" in self.command
 
     def to_dict(self) -> dict[str, Any]:
         """The advice for JSON."""
@@ -62,8 +65,9 @@ class Facts:
     lr_check: Finding | None = None
     same_output: float = 0.0  # the fraction of equal predictions, if the expected outputs differ
     metric_curve: list[tuple[float, float]] = field(default_factory=list)  # the main metric in the run
-    is_first_epoch: bool = False  # whether the run ended before it had read its training data once
+    full_epochs: int | None = None  # how often the run has read all of its training data, if the log says so
     late_metric_gain: float = 0.0  # of the main metric in the last quarter of the training, if it ended at its best
+    is_finished: bool = True  # whether the run has spent its budget, or ended early by itself
     new_run: str = ""  # a free name for the next run; by default that of this run with -2
 
     def __post_init__(self) -> None:
@@ -79,18 +83,29 @@ class Facts:
         return Advice(name, title, reason, overrides, self.command(*overrides))
 
     @property
-    def budget_overrides(self) -> tuple[str, ...]:
-        """Twice the budget of the run. If it read few of its records, enough to read them twice, up to ten times."""
+    def budget(self) -> dict[str, float]:
+        """The limits of the run: the keys of its recipe and their values."""
         train = self.recipe.train
+        limits = {"train.steps": train.steps, "train.minutes": train.minutes, "train.epochs": train.epochs}
+        return {key: value for key, value in limits.items() if value}
+
+    @property
+    def budget_overrides(self) -> tuple[str, ...]:
+        """Twice the budget of the run, or up to ten times, if it read few of its records or had hardly any steps."""
         reads_records = not OBJECTIVES[self.recipe.objective.kind].reads_documents
-        factor = min(max(2, math.ceil(2 / self.epochs)), MAX_BUDGET_FACTOR) if reads_records else 2
-        limits = {"steps": train.steps, "minutes": train.minutes, "epochs": train.epochs}
-        return tuple(f"train.{name}={factor * value:g}" for name, value in limits.items() if value)
+        needed = max(MIN_STEPS / max(1, self.fit.steps), 2 / self.epochs if reads_records else 0)
+        factor = min(max(2, math.ceil(needed)), MAX_BUDGET_FACTOR)
+        return tuple(f"{key}={factor * value:g}" for key, value in self.budget.items())
 
     @property
     def is_trained_from_scratch(self) -> bool:
         """Whether the run started with new weights."""
         return not self.recipe.model.from_
+
+    @property
+    def is_first_epoch(self) -> bool:
+        """Whether the run ended before it had read its training data once."""
+        return self.full_epochs == 0
 
     @property
     def training_gap(self) -> float:
@@ -132,9 +147,37 @@ class Facts:
         return lead < MIN_LEAD or (model.interval is not None and model.interval[0] <= best)
 
     @property
+    def is_near_unigram(self) -> bool:
+        """Whether the loss of a language model is close to that of the unigram model."""
+        if self.score is None or self.score.best_baseline is None or self.score.metric != "loss":
+            return False
+        return self.score.model.value > NEAR_UNIGRAM * self.score.best_baseline.value
+
+    @property
+    def has_metric_risen(self) -> bool:
+        """Whether the main metric clearly rose in the run: by more than the width of the score's interval."""
+        if self.score is None or len(self.metric_curve) < 2:
+            return False
+        metric, (low, high) = self.score.metric, self.score.model.interval or (0.0, 0.0)
+        rise = to_points(metric, self.metric_curve[-1][1] - self.metric_curve[0][1])
+        return metric != "loss" and rise >= max(MIN_METRIC_GAIN, to_points(metric, high - low))
+
+    @property
+    def has_stalled(self) -> bool:
+        """Whether the losses hardly fell, and the score does not show that the model has learned nevertheless.
+
+        A loss that was low at the start, such as that of a fine-tuned model, hardly falls. Chats have no baseline.
+        """
+        score = self.score
+        has_lead = score is not None and (score.best_baseline is not None or score.metric == "loss")
+        has_lead = has_lead and not (self.is_at_baseline or is_language_model_at_baseline(score))
+        has_learned = self.has_metric_risen or (has_lead and not self.is_trained_from_scratch)
+        return self.fit.verdict == "stalled" and not has_learned
+
+    @property
     def has_not_learned(self) -> bool:
-        """Whether the training loss did not fall, or the model predicts the same for all records."""
-        return self.fit.verdict in ("diverged", "stalled") or self.same_output >= SAME_OUTPUT
+        """Whether the run diverged or stalled, or the model predicts the same for all records."""
+        return self.fit.verdict == "diverged" or self.has_stalled or self.same_output >= SAME_OUTPUT
 
 
 def is_language_model_at_baseline(score: ScoreReport | None) -> bool:

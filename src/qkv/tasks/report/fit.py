@@ -1,7 +1,7 @@
 """Over- and underfitting, read from the curves of a run.
 
 diverged    the training loss ended well above its lowest value, or was not finite
-stalled     the training loss hardly fell
+stalled     the training loss hardly fell, and neither did the validation loss
 overfitted  the validation loss ended clearly above its lowest value
 improving   the validation loss still fell at the end: the run was too short
 settled     none of these
@@ -18,11 +18,11 @@ Verdict = Literal["diverged", "stalled", "overfitted", "improving", "settled", "
 
 MIN_EVALUATIONS = 3
 MAX_RISE = 0.05  # of the validation loss above its minimum, as a fraction
-MIN_CHANGE = 0.01  # the smallest change of a loss that matters, in nats
+MIN_CHANGE = 0.01  # the smallest change of a loss that matters, as a fraction of the first training loss
 EARLY = 0.8  # a minimum before this fraction of the run is early
 LATE_GAIN = 0.05  # a fall of the validation loss in the last quarter, as a fraction, that is worth a longer run
 MAX_GAP = 0.7  # a training loss below this fraction of the validation loss: a longer run would overfit
-MIN_FALL = 0.1  # of the training loss in a whole run, as a fraction
+MIN_FALL = 0.1  # of a loss in a whole run, as a fraction
 DIVERGED = 0.5  # a diverged run lost more than this fraction of its fall again
 
 
@@ -37,7 +37,7 @@ class Fit:
     best_valid_loss: float = math.nan
     best_step: int = 0
     last_valid_loss: float = math.nan
-    steps: int = 0
+    steps: int = 0  # the last one in the log
 
     def to_dict(self) -> dict[str, Any]:
         """The fit for JSON."""
@@ -49,11 +49,12 @@ def judge_fit(curves: RunCurves) -> Fit:
     losses = curves.training
     finite = [(step, value) for step, value in losses if math.isfinite(value)]
     valid = [(step, value) for step, value in curves.validation.get("loss", []) if math.isfinite(value)]
+    steps = int(losses[-1][0]) if losses else 0
     if len(finite) < MIN_EVALUATIONS:
-        return Fit("unknown", "too few steps were logged to judge the training")
+        return Fit("unknown", "too few steps were logged to judge the training", steps=steps)
     smooth = smooth_losses(finite)
-    steps = int(finite[-1][0])
     first, last, lowest = smooth[0], smooth[-1], min(smooth)
+    min_change = MIN_CHANGE * first
     best_step, best = min(valid, key=lambda point: point[1]) if valid else (0.0, math.nan)
     last_valid = valid[-1][1] if valid else math.nan
 
@@ -62,16 +63,17 @@ def judge_fit(curves: RunCurves) -> Fit:
 
     has_risen = last - lowest > max(DIVERGED * (first - lowest), MIN_FALL * first)
     is_single_batch = len(smooth) == len(finite)  # too few points to smooth: the validation loss decides
-    has_valid_risen = last_valid - best > max(MAX_RISE * best, MIN_CHANGE) or last_valid > (1 - MIN_FALL) * first
+    has_valid_risen = last_valid - best > max(MAX_RISE * best, min_change) or last_valid > (1 - MIN_FALL) * first
     if len(finite) < len(losses) or (has_risen and (not is_single_batch or len(valid) < 2 or has_valid_risen)):
         return fit("diverged", f"the training loss fell from {first:.3g} to {lowest:.3g}, but ended at {last:.3g}")
-    if first - last < MIN_FALL * first:
+    has_valid_fallen = bool(valid) and valid[0][1] - last_valid >= MIN_FALL * valid[0][1]
+    if first - last < MIN_FALL * first and not has_valid_fallen:
         return fit("stalled", f"the training loss hardly fell: {first:.3g} at the start, {last:.3g} at the end")
-    fall = f"the training loss fell from {first:.3g} to {last:.3g}"
+    fall = f"the training loss {'fell' if last < first else 'rose'} from {first:.3g} to {last:.3g}"
     if len(valid) < MIN_EVALUATIONS:
         return fit("unknown", f"{fall}; there are too few evaluations to judge the validation loss")
     is_early = best_step <= EARLY * steps
-    if last_valid - best > max(MAX_RISE * best, MIN_CHANGE) and is_early:  # label smoothing: losses are not comparable
+    if last_valid - best > max(MAX_RISE * best, min_change) and is_early:  # label smoothing: losses are not comparable
         return fit(
             "overfitted",
             f"the validation loss was lowest at step {int(best_step):,} of {steps:,} ({best:.3g}) and rose to "
@@ -79,7 +81,7 @@ def judge_fit(curves: RunCurves) -> Fit:
         )
     before = late_start(valid, curves.lr or finite)
     gain = (before - last_valid) / max(before, 1e-9)
-    if gain > LATE_GAIN and gain * last_valid > MIN_CHANGE and not is_early and last > MAX_GAP * last_valid:
+    if gain > LATE_GAIN and gain * last_valid > min_change and not is_early and last > MAX_GAP * last_valid:
         return fit(
             "improving",
             f"the validation loss still fell by {100 * gain:.0f} % in the last quarter of the training, to "

@@ -44,7 +44,7 @@ from qkv.tasks.report.data import (
     report_data,
 )
 from qkv.tasks.report.errors import report_errors
-from qkv.tasks.report.facts import SAME_OUTPUT, Facts, is_language_model_at_baseline
+from qkv.tasks.report.facts import Facts, is_language_model_at_baseline
 from qkv.tasks.report.fit import judge_fit, late_metric_gain
 from qkv.tasks.report.leakage import LeakageReport, find_leakage
 from qkv.tasks.report.learning_curve import (
@@ -114,7 +114,8 @@ class Reporter:
         self.run = str(self.path)
         self.recipe = recipe_file.loads(folder.read_recipe(), str(self.path / "recipe.toml"))
         stored = load_model(run, device=options.device)
-        self.notes = list(stored.notes)
+        self.model_notes, self.is_finished = tuple(stored.notes), folder.has_model
+        self.notes: list[str] = []
         self.model = TextModel(stored.network, require_tokenizer(stored.tokenizer), stored.config)
         self.task = find_task(stored.config).name
         self.curves = read_curves(self.path.name, self.path)
@@ -165,12 +166,13 @@ class Reporter:
             test_leakage,
             counted,
             curve,
-            self.check_lr(prepared, score, judgement),
-            same_output(judgement),
-            metric_curve,
-            self.curves.full_epochs == 0,
-            late_metric_gain(metric_curve, self.curves.lr),
+            same_output=same_output(judgement),
+            metric_curve=metric_curve,
+            full_epochs=self.curves.full_epochs,
+            late_metric_gain=late_metric_gain(metric_curve, self.curves.lr),
+            is_finished=self.is_finished,
         )
+        facts.lr_check = self.check_lr(prepared, facts)
         return RunReport(
             self.run,
             self.task,
@@ -186,6 +188,7 @@ class Reporter:
             counted,
             curve,
             facts.lr_check,
+            self.model_notes,
             tuple(self.notes),
             time.monotonic() - self.began,
         )
@@ -335,13 +338,9 @@ class Reporter:
         curve = language_curve(score.metric, self.recipe, self.run, excerpts, evaluated, minutes)
         return curve, explain_no_curve(len(excerpts), "excerpt")
 
-    def check_lr(
-        self, prepared: PreparedRun | None, score: ScoreReport | None, judgement: Judgement | None
-    ) -> Finding | None:
+    def check_lr(self, prepared: PreparedRun | None, facts: Facts) -> Finding | None:
         """The learning-rate test of `qkv doctor`, if the run has learned little."""
-        has_failed = self.fit.verdict in ("diverged", "stalled") or same_output(judgement) >= SAME_OUTPUT
-        has_failed = has_failed or is_language_model_at_baseline(score)
-        if prepared is None or not has_failed:
+        if prepared is None or not (facts.has_not_learned or is_language_model_at_baseline(facts.score)):
             return None
         self.stage("testing learning rates")
         network = apply_adapters(prepared.build_network(), self.recipe, prepared.config)

@@ -37,6 +37,7 @@ class RunReport:
     data: DataReport | None = None
     learning_curve: LearningCurve | None = None
     lr_check: Finding | None = None
+    model_notes: tuple[str, ...] = ()  # on the weights that were examined: those of a run that has not finished
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -80,6 +81,7 @@ class RunReport:
             "leakage": leakage_dict(self.leakage),
             "score_without_leaks": self.score_without_leaks,
             "test_leakage": leakage_dict(self.test_leakage),
+            "model_notes": list(self.model_notes),
             "notes": list(self.notes),
             "seconds": self.seconds,
         }

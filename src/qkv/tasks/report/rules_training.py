@@ -6,13 +6,23 @@ from dataclasses import replace
 
 from qkv.inside.doctor import Finding
 from qkv.tasks.metrics.notation import name_metric
-from qkv.tasks.report.facts import Advice, Facts, capitalise, is_language_model_at_baseline, list_files
+from qkv.tasks.report.facts import (
+    MIN_METRIC_GAIN,
+    MIN_STEPS,
+    Advice,
+    Facts,
+    capitalise,
+    count_nouns,
+    is_language_model_at_baseline,
+    list_files,
+)
 from qkv.tasks.report.score import format_score, to_points
+from qkv.train.run.folder import resume_command
 
 GAP_POINTS = 8.0  # between the scores on training and validation data
 UNDERFITTED = 90.0  # points; a lower score on the training data shows that the model is too small or hardly trained
 MIN_EPOCHS = 2.0  # if the model has seen its training data less often, it was not too small but trained too briefly
-MIN_METRIC_GAIN = 2.0  # points in the last quarter of the training that are worth a longer run
+ENOUGH_EPOCHS = 10  # a language model that is near the unigram model after these needs more than a longer run
 MAX_DROPOUT, DROPOUT_STEP = 0.5, 0.1
 PRETRAINED = "sentence-transformers/all-MiniLM-L6-v2"
 INIT_TASKS = {
@@ -24,13 +34,22 @@ INIT_TASKS = {
 """The tasks of `qkv init` by objective, for which a pretrained encoder helps."""
 
 
+def advise_resuming(facts: Facts) -> Advice | None:
+    """A run that has not finished needs the rest of its budget, unless it has diverged."""
+    if facts.is_finished or facts.fit.verdict == "diverged":
+        return None
+    budget = ", ".join(f"{key}={value:g}" for key, value in facts.budget.items())
+    reason = f"The run has not finished: its log ends at step {facts.fit.steps:,}, and its budget is {budget}."
+    return Advice("unfinished", "Resume the run", reason, command=resume_command(facts.run))
+
+
 def advise_lr(facts: Facts) -> Advice | None:
     """A learning rate that is too high lets the loss rise; one that is too low leaves it where it is."""
     lr = facts.recipe.train.lr
     check = facts.lr_check
     if not facts.has_not_learned:
         return None
-    reason = f"{capitalise(facts.fit.summary)}." if facts.fit.verdict in ("diverged", "stalled") else ""
+    reason = f"{capitalise(facts.fit.summary)}." if facts.fit.verdict == "diverged" or facts.has_stalled else ""
     if facts.same_output:
         reason += f" {describe_same_output(facts)}"
     best = better_lr(check)
@@ -85,27 +104,23 @@ def advise_overfitting(facts: Facts) -> Advice | None:
 
 def advise_underfitting(facts: Facts) -> Advice | None:
     """A run that was still improving, or is not better than a baseline, is too short, or the model is too small."""
-    has_passed = is_too_short(facts) if facts.lr_check is None else facts.lr_check.status == "ok"
+    is_tested, best_lr = facts.lr_check is not None, better_lr(facts.lr_check)
+    has_passed = best_lr in (None, facts.recipe.train.lr) if is_tested else is_too_short(facts)
     is_slow = facts.has_not_learned and facts.fit.verdict != "diverged" and has_passed
     is_other = (facts.has_not_learned and not is_slow) or advise_overfitting(facts) is not None
-    if facts.is_nearly_perfect or is_other:
+    if facts.is_nearly_perfect or is_other or not facts.is_finished:
         return None
-    if facts.fit.verdict in ("improving", "stalled"):
+    if facts.fit.verdict == "improving" or facts.has_stalled:
         return advise_longer(facts, f"{capitalise(facts.fit.summary)}.")
     if is_slow:
         return advise_longer(facts, describe_same_output(facts))
+    if reason := describe_late_gain(facts) or describe_short_run(facts):
+        return advise_longer(facts, reason)
     score = facts.score
-    if score is None or facts.training_gap >= GAP_POINTS:
+    if score is None or score.training is None or not facts.is_at_baseline or facts.training_gap >= GAP_POINTS:
         return None
     metric, own = score.metric, format_score(score.metric, score.model.value)
-    low, high = score.model.interval or (score.model.value, score.model.value)
-    if to_points(metric, facts.late_metric_gain) >= max(MIN_METRIC_GAIN, to_points(metric, high - low) / 2):
-        gain = to_points(metric, facts.late_metric_gain)
-        reason = (
-            f"{capitalise(name_metric(metric))} still rose by {gain:.0f} points in the last quarter of the training."
-        )
-        return advise_longer(facts, reason)
-    if score.training is None or to_points(metric, score.training.value) >= UNDERFITTED or not facts.is_at_baseline:
+    if to_points(metric, score.training.value) >= UNDERFITTED:
         return None
     reached = format_score(metric, score.training.value)
     is_cut = facts.data is not None and facts.data.truncated + facts.data.skipped > 0
@@ -124,6 +139,31 @@ def advise_underfitting(facts: Facts) -> Advice | None:
     best = f"the baseline ({score.best_baseline.name}) reaches {format_score(metric, score.best_baseline.value)}"
     name = capitalise(name_metric(metric))
     return advise_longer(facts, f"{name} is {own}, about the same on the training data ({reached}), and {best}.")
+
+
+def describe_late_gain(facts: Facts) -> str:
+    """A sentence if the metric still rose clearly at the end, and the model does not memorise its training data."""
+    if facts.score is None or facts.training_gap >= GAP_POINTS:
+        return ""
+    metric, model = facts.score.metric, facts.score.model
+    low, high = model.interval or (model.value, model.value)
+    gain = to_points(metric, facts.late_metric_gain)
+    if gain < max(MIN_METRIC_GAIN, to_points(metric, high - low) / 2):
+        return ""
+    return f"{capitalise(name_metric(metric))} still rose by {gain:.0f} points in the last quarter of the training."
+
+
+def describe_short_run(facts: Facts) -> str:
+    """A sentence if the run was too short, although its loss did not fall at its end: the schedule ends flat."""
+    if is_language_model_at_baseline(facts.score):
+        return ""  # `advise_baseline` considers the learning rate, too
+    if facts.fit.steps < MIN_STEPS and (facts.is_first_epoch or facts.training_gap < GAP_POINTS):
+        return f"The run took only {count_nouns(facts.fit.steps, 'step')}."
+    if facts.is_first_epoch:
+        return f"{capitalise(facts.fit.summary)}."
+    if facts.is_near_unigram and (facts.full_epochs or 0) < ENOUGH_EPOCHS:
+        return f"{describe_baseline(facts)} The model has learned little more than the frequencies of tokens."
+    return ""
 
 
 def is_too_short(facts: Facts) -> bool:
@@ -148,10 +188,11 @@ def describe_same_output(facts: Facts) -> str:
 def advise_pretrained(facts: Facts) -> Advice | None:
     """A new encoder that a simple baseline beats, or that memorises its training data, needs better weights."""
     can_start = facts.is_trained_from_scratch and facts.recipe.objective.kind in INIT_TASKS
-    if not can_start or facts.has_not_learned or facts.is_nearly_perfect:
+    if not can_start or not facts.is_finished or facts.has_not_learned or facts.is_nearly_perfect:
         return None
     reason = compare_with_baseline(facts)
-    if not reason and facts.training_gap >= GAP_POINTS and facts.fit.verdict in ("settled", "overfitted"):
+    has_memorised = facts.training_gap >= GAP_POINTS and not facts.is_first_epoch
+    if not reason and has_memorised and facts.fit.verdict in ("settled", "overfitted"):
         reason = (
             f"The score is {facts.training_gap:.0f} points better on the training data: there is too little of it to "
             "train a new model."
@@ -168,7 +209,8 @@ def advise_baseline(facts: Facts) -> Advice | None:
     reason, verdict = compare_with_baseline(facts), "worse than"
     if not reason and is_language_model_at_baseline(facts.score) and advise_overfitting(facts) is None:
         reason, verdict = describe_baseline(facts), "not better than"
-    if not reason or facts.has_not_learned or any(rule(facts) for rule in (advise_underfitting, advise_pretrained)):
+    is_other = facts.has_not_learned or any(rule(facts) for rule in (advise_underfitting, advise_pretrained))
+    if not reason or is_other or not facts.is_finished:
         return None  # other advice says what to do
     if (advice := advise_tested_lr(facts, reason)) is not None:
         return replace(advice, title=f"{advice.title}: the model is {verdict} a simple baseline")
