@@ -19,7 +19,7 @@ import qkv
 from qkv.decode.runner import start_token
 from qkv.inside import trace
 from qkv.tasks.results import GeneratedText
-from qkv.tasks.run.align import generated_offsets, token_words
+from qkv.tasks.run.translation.align import generated_offsets, token_words
 from qkv.text.words import split_words
 
 MIN_DICE = 0.35

@@ -217,10 +217,10 @@ def test_paths_in_the_documentation_exist() -> None:
 def test_architecture_page_lists_every_folder() -> None:
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     tree = text.split("src/qkv/\n")[1].split("tests/")[0]
-    listed, parent = set(), ""
+    listed, path = set(), list[str]()
     for indent, name in re.findall(r"^( +)(\w+)/ ", tree, re.MULTILINE):
-        parent = parent if len(indent) > 2 else name
-        listed.add(name if parent == name and len(indent) == 2 else f"{parent}/{name}")
+        path = [*path[: len(indent) // 2 - 1], name]
+        listed.add("/".join(path))
     root = ROOT / "src/qkv"
     files = {path.parent.relative_to(root).as_posix() for path in (*root.glob("*/**/*.py"), *root.glob("*/*.toml"))}
     files |= {path.parents[1].relative_to(root).as_posix() for path in root.glob("box/*/config.json")}

@@ -16,7 +16,7 @@ from qkv.errors import UsageError
 from qkv.tasks.evaluate import TASKS
 from qkv.tasks.results import GeneratedText, Suggestion
 from qkv.tasks.run.complete import Completer, PartialCompletion
-from qkv.tasks.run.parts import Part, join_parts
+from qkv.tasks.run.translation.parts import Part, join_parts
 from qkv.tasks.task import TextModel
 from qkv.text import Tokenizer
 
@@ -131,7 +131,7 @@ def echo(made: qkv.Model, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         assert all(len(prompt) <= made.config.encoder.max_positions for prompt in prompts)
         return [qkv.decode.GenerationResult(t.upper(), ids, -1.0, "end") for t, ids in zip(texts, lengths, strict=True)]
 
-    monkeypatch.setattr("qkv.tasks.run.parts.generate_batched", generate)
+    monkeypatch.setattr("qkv.tasks.run.translation.parts.generate_batched", generate)
     return seen
 
 

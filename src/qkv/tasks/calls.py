@@ -13,7 +13,7 @@ from qkv.models import Config, Network
 from qkv.tasks.evaluate import TASKS, check_texts, find_task
 from qkv.tasks.evaluate import run as run_task
 from qkv.tasks.results import Answer, ChatReply, ClassPrediction, Completion, FilledText, GeneratedText, TaggedText
-from qkv.tasks.run import parts
+from qkv.tasks.run.translation import parts
 from qkv.tasks.task import TextModel, require_tokenizer
 from qkv.text import Tokenizer
 

@@ -2,9 +2,7 @@
 
 text_to_text, language               tasks of models that generate text
 fill, classify, tag, answer, embed   tasks of models with other heads
-parts                                `m.translate` and `m.summarise`, for texts of any length
-verbatim, align                      what a translator copies; which source word a word depends on
-capitals                             how a translator reads sentences in capital letters
+translation                          `m.translate` and `m.summarise`, for texts of any length
 complete                             `m.complete`: suggestions while a text is being typed
 generate                             generation in batches, which `Model` also uses
 example_batches                      texts and an objective's examples as padded batches

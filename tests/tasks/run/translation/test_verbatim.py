@@ -12,7 +12,7 @@ from qkv.data.objectives.table import RequiredTokens
 from qkv.errors import UsageError
 from qkv.tasks.prepare.tokenizer import train_tokenizer
 from qkv.tasks.results import GeneratedText, WordLink
-from qkv.tasks.run.verbatim import inner_span, leave_out_copied, symbol_check
+from qkv.tasks.run.translation.verbatim import inner_span, leave_out_copied, symbol_check
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import SYMBOLS_KEY
 from qkv.text.words import split_words

@@ -15,12 +15,12 @@ from qkv.decode.result import FinishReason
 from qkv.errors import UsageError
 from qkv.progress import OnProgress
 from qkv.tasks.results import GeneratedText, WordLink
-from qkv.tasks.run.align import align_words
-from qkv.tasks.run.capitals import lower_capitals, write_capitals
 from qkv.tasks.run.generate import generate_batched, limit_new_tokens, make_generation_options, prompt_ids
 from qkv.tasks.run.long_texts import check_too_long, describe_choices
-from qkv.tasks.run.lost_numbers import StandIns, has_more_numbers, replace_lost_numbers
-from qkv.tasks.run.verbatim import (
+from qkv.tasks.run.translation.align import align_words
+from qkv.tasks.run.translation.capitals import lower_capitals, write_capitals
+from qkv.tasks.run.translation.lost_numbers import StandIns, has_more_numbers, replace_lost_numbers
+from qkv.tasks.run.translation.verbatim import (
     CleanSource,
     find_asides,
     fit_aside,

@@ -3,7 +3,7 @@
 import pytest
 
 import qkv
-from qkv.tasks.run.capitals import lower_capitals
+from qkv.tasks.run.translation.capitals import lower_capitals
 from qkv.text import Tokenizer
 
 EN_FR = qkv.load("en-fr")
