@@ -25,6 +25,7 @@ from qkv.data.readers.columns import MAX_RECORDS_SEARCHED, common_names
 from qkv.data.readers.find_files import FORMAT_BY_EXTENSION, format_extension, list_paths
 from qkv.data.readers.sniff import sniff_format
 from qkv.data.split import SplitName
+from qkv.data.text_lists import ListMeaning, is_text_list
 from qkv.errors import UsageError, suggest_name
 from qkv.files import to_path
 from qkv.progress import OnProgress
@@ -34,6 +35,7 @@ from qkv.train.recipe.schema import DataSection, Recipe
 DataSplit = Literal["train", "valid", "test"]
 """The name of a split, as in the recipe's keys and the built-in datasets."""
 
+FORMATS_WITH_LISTS = {"json", "jsonl", "parquet", "datasets"}
 ENDLESS_EPOCH_EXAMPLES = 50_000  # examples in an epoch of an endless dataset, by default (data.epoch_examples)
 ENDLESS_VALID_EXAMPLES = 2000  # examples in the validation and test splits of an endless dataset
 TABS_HINT = '. Its lines have tabs: to read it as plain text, write data.format = "text"'
@@ -191,7 +193,24 @@ def open_source(recipe: Recipe, data: DataSection, data_files: Any, split: DataS
     if "instruction" in source.fields:
         source = replace(source, files=replace(source.files, has_instructions=True), fields=frozenset({"messages"}))
     words = tuple(spec.required_fields) if spec.head == "tag" else ()
-    return replace(source, files=replace(source.files, class_field=spec.class_field, word_fields=words))
+    lists = find_list_fields(kind, source.files)
+    return replace(
+        source, files=replace(source.files, class_field=spec.class_field, word_fields=words, list_fields=lists)
+    )
+
+
+def find_list_fields(kind: str, files: DataFiles) -> dict[str, ListMeaning]:
+    """The fields of texts that are lists in one of the first records, and what a list is in each."""
+    meanings = {one.name: one.list_meaning for one in OBJECTIVES[kind].fields if one.list_meaning}
+    formats = {group.format for group in files.find_groups(Problems(max_invalid_fraction=1))}
+    if not meanings or not formats & FORMATS_WITH_LISTS:
+        return {}
+    first = list(islice(files.records(Problems(max_invalid_fraction=1)), MAX_RECORDS_SEARCHED))
+    return {
+        name: meaning
+        for name, meaning in meanings.items()
+        if any(is_text_list(record.fields.get(name)) for record in first)
+    }
 
 
 def pair_text_files(kind: str, paths: Any) -> Any:

@@ -15,7 +15,7 @@ from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.readers.columns import MAX_RECORDS_SEARCHED, common_names, get_nested, is_number
 from qkv.data.readers.decompress import COMPRESSION_BY_EXTENSION
 from qkv.data.records import Record
-from qkv.errors import UsageError, suggest_name
+from qkv.errors import UsageError, shorten, suggest_name
 from qkv.tasks.prepare.columns import check_columns, check_num_classes, field_names, guess_columns, match_columns
 from qkv.tasks.prepare.sources import open_source, pair_text_files
 from qkv.train.recipe.schema import DataSection, ObjectiveSection, Recipe
@@ -147,6 +147,22 @@ def check_classes(kind: str, summary: FileSummary) -> None:
             return
     if problems.num_seen <= MAX_LABELS:
         check_num_classes(classes, source.description, problems)
+
+
+def check_texts(kind: str, summary: FileSummary) -> None:
+    """Raise an error if the pairs of texts in one of the files are no texts."""
+    section = replace(summary.reading, columns=summary.columns or {})
+    recipe = Recipe(data=section, objective=ObjectiveSection(kind=kind))
+    for files in summary.files.values() if OBJECTIVES[kind].aligned_fields else ():
+        source = open_source(recipe, section, files, "train")
+        first = list(islice(source.records(Problems(max_invalid_fraction=1)), MAX_RECORDS_SEARCHED))
+        for name in OBJECTIVES[kind].aligned_fields:
+            values = [one.fields.get(name) for one in first]
+            if not any(isinstance(value, str) for value in values):
+                raise UsageError(
+                    f"{first[0].location}: the {name} is {shorten(repr(values[0]), 60)} ({type(values[0]).__name__}), "
+                    f"but {kind} reads texts; write a text there, or choose another column: --columns {name}=COLUMN"
+                )
 
 
 def add_splits(kind: str, summary: FileSummary, splits: Mapping[str, Sequence[str] | Mapping[str, str]]) -> FileSummary:

@@ -10,7 +10,7 @@ from typing import Literal
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.errors import UsageError, suggest_name
 from qkv.tasks.metrics.rouge import ROUGE_NAMES, has_rouge
-from qkv.tasks.starters.files import EXAMPLE_BYTES, FileSummary, add_splits, check_classes, inspect_files
+from qkv.tasks.starters.files import EXAMPLE_BYTES, FileSummary, add_splits, check_classes, check_texts, inspect_files
 from qkv.tasks.starters.sizes import (
     Machine,
     StarterSize,
@@ -63,6 +63,7 @@ def starter_recipe(
         summary = inspect_files(starter.objective_kind, files, reading or DataSection())
         check_classes(starter.objective_kind, summary)
         summary = add_splits(starter.objective_kind, summary, {"valid": valid, "test": test})
+        check_texts(starter.objective_kind, summary)
     else:
         summary = FileSummary({"train": starter.example_file}, EXAMPLE_BYTES)
     machine = machine or find_machine()
