@@ -1,6 +1,6 @@
 """Classify: predict the class of a text or of a pair of texts, or a score if the head has a single output."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,21 +105,32 @@ def class_names(config: Config) -> tuple[str, ...]:
     return config.head.labels or tuple(str(number) for number in range(config.head.outputs))
 
 
+def is_out_of_scope(config: Config, label: str) -> bool:
+    """Whether a label says that a text belongs to no class of a model with a threshold.
+
+    Older models do not know the label of such texts: for these, every label that is not a class says so.
+    """
+    head = config.head
+    return head.threshold > 0 and (
+        label == head.out_of_scope if head.out_of_scope else label not in class_names(config)
+    )
+
+
 def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
     """The metrics, the main one first; some only if the model has a threshold and some texts are out of scope."""
     if config.head.multi_label:
         return METRICS["labels"]
     if config.head.is_regression:
         return METRICS["score"]
-    is_outside = [str(record.fields.get("label")) not in class_names(config) for record in records]
-    return METRICS["label"] + (METRICS["scope"] if config.head.threshold and any(is_outside) else ())
+    has_outside = any(is_out_of_scope(config, str(record.fields.get("label"))) for record in records)
+    return METRICS["label"] + (METRICS["scope"] if has_outside else ())
 
 
 def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOptions) -> Evaluation:
     """Compare predicted labels with expected labels or, if the head has a single output, scores with scores.
 
     Texts that are too long are truncated as in training, and counted in the notes. A label that the model does not have
-    counts as wrong. If the model has a threshold, a text with such a label is out of scope: to reject it is right.
+    counts as wrong. If the model has a threshold, it is right to reject a text whose label is `head.out_of_scope`.
     """
     config = model.config
     check_second_texts(config, records)
@@ -184,28 +195,35 @@ def compare_label_sets(config: Config, logits: np.ndarray, records: Sequence[Rec
 def compare_labels(
     config: Config, logits: np.ndarray, records: Sequence[Record], names: Sequence[str], notes: list[str]
 ) -> Comparison:
-    """Compare the class of each text. A note lists the labels that the model does not have."""
+    """Compare the class of each text. Notes list the labels that the model does not have."""
     classes = class_names(config)
     found = [make_prediction(config, row, top=1).label for row in logits]  # type: ignore[union-attr]
     predictions = [OUT_OF_SCOPE if label is None else label for label in found]
     targets = [str(record.fields["label"]) for record in records]
+    check_labels_known(set(targets), [*classes, *filter(None, [config.head.out_of_scope])])
     unknown = sorted(set(targets) - set(classes))
-    if len(unknown) == len(set(targets)) and not config.head.threshold:
-        raise UsageError(
-            f"none of the labels is a class of this model: the labels are {format_names(unknown)}, but the classes "
-            f"are {format_names(classes)}; is this the right column? Choose another with --columns label=COLUMN"
-        )
-    if unknown and config.head.threshold:
-        notes.append(f"out of scope, because the model does not have these labels: {format_names(unknown)}")
-        targets = [label if label in classes else OUT_OF_SCOPE for label in targets]
-    elif unknown:
-        notes.append(f"labels that the model does not have, counted as wrong: {format_names(unknown)}")
+    outside = [label for label in unknown if is_out_of_scope(config, label)]
+    if outside:
+        notes.append(f"out of scope, because the model does not have these labels: {format_names(outside)}")
+        targets = [OUT_OF_SCOPE if label in outside else label for label in targets]
+    if wrong := [label for label in unknown if label not in outside]:
+        notes.append(f"labels that the model does not have, counted as wrong: {format_names(wrong)}")
     scores = scope_scores(predictions, targets)
     scores |= {name: getattr(metrics, name)(predictions, targets) for name in names if name not in scores}
     counts = metrics.label_counts(predictions, targets)
     return Comparison(
         predictions, targets, scores, metrics.make_class_report(counts, zip(predictions, targets, strict=True))
     )
+
+
+def check_labels_known(labels: Collection[str], classes: Sequence[str], column: str = "label") -> None:
+    """Raise an error if none of the data's labels or tags is a class of the model."""
+    if not set(labels) & set(classes):
+        raise UsageError(
+            f"none of the {column}s is a class of this model: the {column}s are {format_names(sorted(labels))}, but "
+            f"the classes are {format_names(classes)}; is this the right column? Choose another with --columns "
+            f"{column}=COLUMN"
+        )
 
 
 def scope_scores(predictions: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
