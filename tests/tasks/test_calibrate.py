@@ -157,7 +157,10 @@ def test_a_model_recognises_texts_out_of_scope_and_is_evaluated_on_them(tmp_path
     sure.config = replace(sure.config, head=LABELS)  # without a threshold, the label is a mistake in the data
     found = evaluate(*parts_of(sure), both)
     assert "out_of_scope_recall" not in found.metrics
-    assert any("counted as wrong" in note for note in found.notes)
+    assert found.notes == (
+        "labels that the model does not have, counted as wrong: 'none'; if its texts belong to no class, train with "
+        'objective.out_of_scope="none"',
+    )
 
 
 def test_only_the_label_of_the_training_is_out_of_scope() -> None:

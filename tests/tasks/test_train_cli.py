@@ -196,6 +196,38 @@ def test_init_refuses_pairs_that_are_no_texts(
     assert not (here / "bad.toml").exists()
 
 
+def moods(here: Path, **labels: str) -> None:
+    """Files with a text for each letter, which is the text's label."""
+    for name, given in labels.items():
+        rows = [f"text {number} is {label},{label}" for number, label in enumerate(given)]
+        (here / f"{name}.csv").write_text("text,label\n" + "\n".join(rows))
+
+
+def test_a_label_that_only_the_validation_files_have_may_be_out_of_scope(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moods(here, train="ab" * 20, valid="abo" * 20, test="abo", several="abop" * 20)
+    said(capsys, ["init", "classify", "train.csv", "--valid", "valid.csv", "--test", "test.csv"])
+    assert tomllib.loads((here / "classify.toml").read_text())["objective"]["out_of_scope"] == "o"
+    said(capsys, ["train", "classify.toml", "--dry-run", *TINY])
+    _, err = said(capsys, ["train", "classify.toml", "objective.out_of_scope=", "--dry-run", *TINY], code=1)
+    assert "the label 'o' is not one of the classes" in err
+    assert "If the texts with the label 'o' belong to no class, set objective.out_of_scope=\"o\"." in err
+    _, err = said(
+        capsys, ["train", "classify.toml", "objective.out_of_scope=", "data.valid=several.csv", *TINY], code=1
+    )
+    assert "objective.out_of_scope" not in err, "several labels are no label of texts out of scope"
+
+
+@pytest.mark.parametrize("valid", ["ab", "abcd"], ids=["none is unseen", "two are"])
+def test_init_names_no_label_of_texts_out_of_scope_without_reason(
+    here: Path, capsys: pytest.CaptureFixture[str], valid: str
+) -> None:
+    moods(here, train="ab" * 20, valid=valid)
+    said(capsys, ["init", "classify", "train.csv", "--valid", "valid.csv"])
+    assert "out_of_scope" not in (here / "classify.toml").read_text()
+
+
 def test_a_recipe_that_cannot_be_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, err = said(capsys, ["init", "translate", "--out", "nowhere/x.toml"], code=1)
     assert "nowhere/x.toml: cannot be written (No such file or directory)" in err

@@ -6,16 +6,16 @@ into the token cache.
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from itertools import islice
+from itertools import chain, islice
 from json import dumps
 from pathlib import Path
 from typing import Any, Literal
 
-from qkv.data import DataFiles, FileLocation, Problems, Record, TokenCache, ValidationSplit, token_cache
+from qkv.data import DataFiles, FileLocation, Problems, Record, TokenCache, ValidationSplit, find_classes, token_cache
 from qkv.data.builtin import DATASETS, BuiltinDataset, find_dataset
 from qkv.data.cache.file_hashes import FileHashes
 from qkv.data.cache.token_cache import RecordEncoder, find_or_build
@@ -211,6 +211,13 @@ def find_list_fields(kind: str, files: DataFiles) -> dict[str, ListMeaning]:
         for name, meaning in meanings.items()
         if any(is_text_list(record.fields.get(name)) for record in first)
     }
+
+
+def find_unseen_label(sources: Iterable[DataSource], classes: Collection[str]) -> str:
+    """The only label of these sources that is not one of the classes; "" if there is none, or if there are several."""
+    readers = (source.records(Problems(max_invalid_fraction=1)) for source in sources)
+    unseen = set(find_classes(chain.from_iterable(readers), "label")) - set(classes)
+    return unseen.pop() if len(unseen) == 1 else ""
 
 
 def pair_text_files(kind: str, paths: Any) -> Any:

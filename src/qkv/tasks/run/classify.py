@@ -207,7 +207,10 @@ def compare_labels(
         notes.append(f"out of scope, because the model does not have these labels: {format_names(outside)}")
         targets = [OUT_OF_SCOPE if label in outside else label for label in targets]
     if wrong := [label for label in unknown if label not in outside]:
-        notes.append(f"labels that the model does not have, counted as wrong: {format_names(wrong)}")
+        may_be_outside = len(wrong) == 1 and not config.head.out_of_scope
+        advice = f'; if its texts belong to no class, train with objective.out_of_scope="{wrong[0]}"'
+        note = f"labels that the model does not have, counted as wrong: {format_names(wrong)}"
+        notes.append(note + (advice if may_be_outside else ""))
     scores = scope_scores(predictions, targets)
     scores |= {name: getattr(metrics, name)(predictions, targets) for name in names if name not in scores}
     counts = metrics.label_counts(predictions, targets)
