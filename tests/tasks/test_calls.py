@@ -296,6 +296,21 @@ def test_special_tokens_that_the_tokenizer_does_not_add_count_too() -> None:
     config = qkv.Config(
         encoder=stack(words, max_positions=16), head=qkv.HeadConfig(kind="classify", outputs=3), pad_token_id=0
     )
+@pytest.mark.parametrize("empty", ["", " \n", ("the fox", ""), (" ", "the fox")], ids=repr)
+@pytest.mark.parametrize("too_long", ["error", "split"])
+def test_an_empty_text_has_no_class(empty: Any, too_long: str) -> None:
+    made = MODELS["classify"][0]()
+    full, none = made.classify(["the fox", empty], too_long=too_long, threshold=0.0)
+    assert full.label is not None
+    assert (none.label, none.rejected_label, none.probabilities) == (None, None, {})
+    assert none.summary() == "(none)\tempty text"
+    several = encoder(qkv.HeadConfig(kind="classify", labels=CLASSES, multi_label=True))
+    assert several.classify(empty, threshold=0.0, too_long=too_long).labels == []
+    number = encoder(qkv.HeadConfig(kind="classify", outputs=1))
+    with pytest.raises(UsageError, match=r"text 2 is empty \(.*\), so it has no score; leave it out"):
+        number.classify(["the fox", empty], too_long=too_long)
+
+
     assert model(config, words).classify("the fox " * 15, too_long="split").label
 
 

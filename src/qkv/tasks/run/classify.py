@@ -52,7 +52,8 @@ def run(
     out of scope: its label is None, and `rejected_label` is the most likely class. The default is the threshold that
     was fitted on the validation data, or 0. A model with several labels per text gives all labels that reach the
     threshold (default: 0.5). `too_long` is what happens to a text with too many tokens: "error"; "truncate", as in
-    training; or "split", which takes the mean of the logits of its parts.
+    training; or "split", which takes the mean of the logits of its parts. An empty text, or a pair with an empty text,
+    has no class and no labels; for a model that predicts a score, it is an error.
     """
     check_too_long(too_long, TOO_LONG_CHOICES)
     if model.config.head.is_regression and (top or threshold is not None):
@@ -66,7 +67,20 @@ def run(
     else:
         logits, lengths = compute_logits(model, texts, batch_size, progress)
         handle_long_texts(texts, lengths, model.config, too_long, TOO_LONG_CHOICES)
-    return [make_prediction(model.config, row, top, threshold) for row in logits]  # type: ignore[return-value]
+    predictions = []
+    for number, (text, row) in enumerate(zip(texts, logits, strict=True), start=1):
+        is_empty = not all(part.strip() for part in as_tuple(text))
+        if is_empty and model.config.head.is_regression:
+            raise UsageError(f"text {number} is empty ({text!r}), so it has no score; leave it out")
+        predictions.append(
+            empty_prediction(model.config) if is_empty else make_prediction(model.config, row, top, threshold)
+        )
+    return predictions  # type: ignore[return-value]
+
+
+def empty_prediction(config: Config) -> ClassPrediction | LabelsPrediction:
+    """The prediction for an empty text: no class, or no labels."""
+    return LabelsPrediction([], {}) if config.head.multi_label else ClassPrediction(None, 0.0, {})
 
 
 def make_prediction(
