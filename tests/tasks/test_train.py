@@ -16,9 +16,11 @@ import qkv
 from qkv import cli
 from qkv.errors import QkvError, UsageError
 from qkv.store.model_card import read_card
+from qkv.tasks.evaluate import evaluate
 from qkv.tasks.model_list import run_model
 from qkv.tasks.prepare.memory import estimate_memory
-from qkv.tasks.train import open_recipe
+from qkv.tasks.prepare.prepare import prepare
+from qkv.tasks.train import ValidationMetrics, open_recipe
 from qkv.tasks.watchers import MetricsLog
 from qkv.text import Tokenizer
 from qkv.train import evaluation
@@ -257,6 +259,19 @@ def test_with_a_small_sample_the_loss_selects_the_weights_unless_the_recipe_name
     subset = "the task's metrics use 3 of 4 examples"
     assert read_card(run)["scores"].endswith(f" on validation data; {subset}")
     assert subset in run_model(RunFolder(run)).scores
+
+
+def test_training_goes_on_if_no_label_of_a_few_examples_is_known(folder: Path) -> None:
+    """As with a rare class that is only in the validation data."""
+    prepared = prepare(three(folder, "classification", "rare"))
+    prepared.valid_records = [replace(one, fields={**one.fields, "label": "rare"}) for one in prepared.valid_records]
+    judged, network = ValidationMetrics(prepared), prepared.build_network()
+    sample = judged.sample(network)
+    assert sample is not None
+    assert sample.expected == "rare"
+    assert judged(network, 2).metrics["accuracy"] == 0
+    with pytest.raises(UsageError, match="none of the labels is a class"):
+        evaluate(network, prepared.tokenizer, prepared.config, prepared.valid_records)
 
 
 # ----------------------------------------------------------------------------------------------- what is opened

@@ -154,6 +154,9 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
     else:
         needed["label"] = (str, int, list) if config.head.multi_label else (str, int)
     records, notes = select_usable(records, text=str, **needed)
+    if options.check_classes and not config.head.is_regression:
+        known = [*class_names(config), *filter(None, [config.head.out_of_scope])]
+        check_classes({label for record in records for label in record_labels(record)}, known, "label")
     usual = available_metrics(config, records)
     names = select_metrics(options.metrics, usual, usual)
     target_scores: list[float] = []
@@ -214,7 +217,6 @@ def compare_labels(
     found = [make_prediction(config, row, top=1).label for row in logits]  # type: ignore[union-attr]
     predictions = [OUT_OF_SCOPE if label is None else label for label in found]
     targets = [str(record.fields["label"]) for record in records]
-    check_labels_known(set(targets), [*classes, *filter(None, [config.head.out_of_scope])])
     unknown = sorted(set(targets) - set(classes))
     outside = [label for label in unknown if is_out_of_scope(config, label)]
     if outside:
@@ -233,13 +235,14 @@ def compare_labels(
     )
 
 
-def check_labels_known(labels: Collection[str], classes: Sequence[str], column: str = "label") -> None:
-    """Raise an error if none of the data's labels or tags is a class of the model."""
-    if not set(labels) & set(classes):
+def check_classes(found: Collection[str], classes: Sequence[str], field: str) -> None:
+    """Raise an error if none of the labels or tags of the data, which are in `field`, is a class of the model."""
+    if found and not set(found) & set(classes):
+        name = field.removesuffix("s")
         raise UsageError(
-            f"none of the {column}s is a class of this model: the {column}s are {format_names(sorted(labels))}, but "
-            f"the classes are {format_names(classes)}; is this the right column? Choose another with --columns "
-            f"{column}=COLUMN"
+            f"none of the {name}s is a class of this model: the {name}s are {format_names(sorted(found))}, but the "
+            f"classes are {format_names(classes)}; is this the right column? Choose another with --columns "
+            f"{field}=COLUMN"
         )
 
 
