@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from qkv.data.problems import InvalidRecord, Problems
 from qkv.data.records import Record
@@ -11,7 +11,7 @@ ListMeaning = Literal["sentences", "alternatives"]
 """What a list of texts is. A list of several alternatives is no text, because they could also be sentences."""
 
 
-def is_text_list(value: Any) -> bool:
+def is_text_list(value: Any) -> TypeGuard[list[str]]:
     """Whether a value is a list of texts.
 
     >>> is_text_list(["A sentence.", "Another one."]), is_text_list("A sentence."), is_text_list([1])
