@@ -19,7 +19,7 @@ dropout attention_dropout ffn_dropout init init_std
 """
 HEAD = """
 kind outputs labels pool dense dense_bias dense_norm tied bias scale normalize multi_label temperature threshold
-next_sentence_classes dropout
+out_of_scope next_sentence_classes dropout
 """
 CONFIG = """
 encoder decoder head share_embeddings pad_token_id decoder_start_token_id eos_token_ids architecture reads_sentences

@@ -18,13 +18,12 @@ from qkv.train.watch import EvalReport, RunEnd, RunStart, Sample, StepReport
 
 START = RunStart(
     run="runs/dates", parameters=1_059_840, trainable=1_059_840, step=0, steps=1000, minutes=0.0, device="cpu",
-    metric="exact",
 )  # fmt: skip
 STEP = StepReport(
     step=540, loss=0.21434, lr=8.1e-4, grad_norm=0.62, tokens=900_000, tokens_per_second=41_234.4, seconds=60.0,
     fraction_done=0.54, seconds_left=52.0, epoch=2,
 )  # fmt: skip
-EVAL = EvalReport(step=500, seconds=55.0, metrics={"loss": 0.0412, "exact": 0.953}, is_best=True)
+EVAL = EvalReport(step=500, seconds=55.0, metrics={"loss": 0.0412, "exact": 0.953}, is_best=True, metric="exact")
 RIGHT = Sample("3 mars 1998", "1998-03-03", "1998-03-03")
 WRONG = Sample("3 mars 1998", "1998-03-30", "1998-03-03")
 END = RunEnd(step=1000, seconds=105.2, reason="steps", metrics={"exact": 0.964}, folder="runs/dates")

@@ -8,8 +8,10 @@ import pytest
 from task_models import encoder, parts_of, records
 
 import qkv
+from qkv.errors import UsageError
 from qkv.tasks.calibrate import MIN_RECORDS, calibrate, calibration_error, fit_temperature, fit_threshold
 from qkv.tasks.evaluate import evaluate
+from qkv.tasks.judges.labels import LabelJudge
 from qkv.tasks.run.classify import class_probabilities
 from qkv.tasks.task import TextModel
 
@@ -64,6 +66,7 @@ def test_hugging_face_folders_keep_temperature_and_several_labels(tmp_path: str)
 def test_hugging_face_folders_keep_the_threshold(tmp_path: str) -> None:
     base = qkv.new("bert-tiny").config
     head = qkv.HeadConfig(kind="classify", labels=("a", "b"), dense="tanh", bias=True, threshold=0.6, dropout=0.1)
+    head = replace(head, out_of_scope="none")
     qkv.new(qkv.Config(encoder=base.encoder, head=head, pad_token_id=0, architecture="bert")).export(tmp_path)
     assert qkv.load(tmp_path).config.head == head
 
@@ -137,7 +140,7 @@ def test_a_model_recognises_texts_out_of_scope_and_is_evaluated_on_them(tmp_path
     calibrated = qkv.Model(config, made.network, made.tokenizer)
     calibrated.save(tmp_path)
     loaded = qkv.load(tmp_path)
-    assert loaded.config.head.threshold == config.head.threshold
+    assert (loaded.config.head.threshold, loaded.config.head.out_of_scope) == (config.head.threshold, "none")
 
     both = records([{"text": "the fox", "label": "none"}, {"text": "the fox", "label": "a"}])
     sure = encoder(LABELS)
@@ -154,7 +157,28 @@ def test_a_model_recognises_texts_out_of_scope_and_is_evaluated_on_them(tmp_path
     sure.config = replace(sure.config, head=LABELS)  # without a threshold, the label is a mistake in the data
     found = evaluate(*parts_of(sure), both)
     assert "out_of_scope_recall" not in found.metrics
-    assert any("counted as wrong" in note for note in found.notes)
+    assert found.notes == (
+        "labels that the model does not have, counted as wrong: 'none'; if its texts belong to no class, train with "
+        'objective.out_of_scope="none"',
+    )
+
+
+def test_only_the_label_of_the_training_is_out_of_scope() -> None:
+    made = encoder(replace(LABELS, threshold=0.99, out_of_scope="none"))
+    texts = [{"text": "the fox", "label": label} for label in ("none", "a", "b", "x", "y")]
+    found = evaluate(*parts_of(made), records(texts))
+    assert (found.metrics["out_of_scope_recall"], found.metrics["accuracy"]) == (1.0, 1 / 5), "all are rejected"
+    assert "out of scope, because the model does not have these labels: 'none'" in found.notes
+    assert "labels that the model does not have, counted as wrong: 'x', 'y'" in found.notes
+    assert evaluate(*parts_of(made), records(texts[:1])).metrics["accuracy"] == 1.0
+    assert [LabelJudge(made.config).expected(one) for one in records(texts)] == ["(out of scope)", "a", "b", "x", "y"]
+
+
+@pytest.mark.parametrize("known", ["none", ""], ids=["new", "from before it was kept"])
+def test_a_file_whose_labels_all_mean_something_else_is_refused(known: str) -> None:
+    made = encoder(replace(LABELS, threshold=0.99, out_of_scope=known))
+    with pytest.raises(UsageError, match=r"none of the labels is a class of this model: .* 'x', 'y', but the classes"):
+        evaluate(*parts_of(made), records([{"text": "the fox", "label": label} for label in ("x", "y")]))
 
 
 def test_a_record_without_a_label_is_left_out_and_not_out_of_scope() -> None:

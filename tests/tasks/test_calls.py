@@ -78,6 +78,27 @@ def test_what_is_no_text_is_refused(call: str, value: Any) -> None:
         run([text_for(call), value])
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (("a", None), r"text 1 is \('a', None\) \(tuple\), .* reads one text or two texts; give two strings"),
+        (["a", ["b"]], r"text 2 is \['b'\] \(list\), .* reads one text or two texts; give a string, or two"),
+        (["a", 3], r"text 2 is 3 \(int\), .* reads one text or two texts; give a string, or two"),
+    ],
+    ids=["half a pair", "a list of one", "a number"],
+)
+def test_the_advice_on_what_is_no_text_fits_what_was_given(text: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        MODELS["classify"][0]().classify(text)
+
+
+def test_a_classifier_that_is_to_generate_says_what_it_is() -> None:
+    with pytest.raises(
+        UsageError, match=r"its family is 'encoder' and its head 'classify'; use a model with a decoder"
+    ):
+        MODELS["classify"][0]().generate("fox")
+
+
 @pytest.mark.parametrize("call", MODELS)
 def test_empty_texts_and_misspelt_options(call: str) -> None:
     make, options = MODELS[call]
@@ -273,6 +294,21 @@ def test_top_threshold_and_temperature() -> None:
     cooled = qkv.Model(qkv.Config(encoder=made.config.encoder, head=head, pad_token_id=0), made.network, made.tokenizer)
     expected = np.exp(logits / 2) / np.exp(logits / 2).sum()
     assert list(cooled.classify("the fox").probabilities.values()) == pytest.approx(expected.tolist())
+
+
+@pytest.mark.parametrize("empty", ["", " \n", ("the fox", ""), (" ", "the fox")], ids=repr)
+@pytest.mark.parametrize("too_long", ["error", "split"])
+def test_an_empty_text_has_no_class(empty: Any, too_long: str) -> None:
+    made = MODELS["classify"][0]()
+    full, none = made.classify(["the fox", empty], too_long=too_long, threshold=0.0)
+    assert full.label is not None
+    assert (none.label, none.rejected_label, none.probabilities) == (None, None, {})
+    assert none.summary() == "(none)\tempty text"
+    several = encoder(qkv.HeadConfig(kind="classify", labels=CLASSES, multi_label=True))
+    assert several.classify(empty, threshold=0.0, too_long=too_long).labels == []
+    number = encoder(qkv.HeadConfig(kind="classify", outputs=1))
+    with pytest.raises(UsageError, match=r"text 2 is empty \(.*\), so it has no score; leave it out"):
+        number.classify(["the fox", empty], too_long=too_long)
 
 
 def test_a_long_text_is_classified_by_the_mean_of_its_parts() -> None:

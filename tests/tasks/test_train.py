@@ -15,13 +15,18 @@ from safetensors import safe_open
 import qkv
 from qkv import cli
 from qkv.errors import QkvError, UsageError
+from qkv.store.model_card import read_card
+from qkv.tasks.evaluate import evaluate
+from qkv.tasks.model_list import run_model
 from qkv.tasks.prepare.memory import estimate_memory
-from qkv.tasks.train import open_recipe
+from qkv.tasks.prepare.prepare import prepare
+from qkv.tasks.train import ValidationMetrics, open_recipe
 from qkv.tasks.watchers import MetricsLog
 from qkv.text import Tokenizer
+from qkv.train import evaluation
 from qkv.train.recipe.schema import ObjectiveKind, Recipe
 from qkv.train.run.folder import RunFolder
-from qkv.train.watch import EvalReport, Sample
+from qkv.train.watch import EvalReport, Sample, Watcher
 
 THREE = {"steps": 3, "num_workers": 0, "micro_batch_tokens": 0, "ema_decay": 0.0, "eval_every": 2, "batch_tokens": 1024}
 
@@ -215,6 +220,58 @@ def test_the_card_names_the_files(folder: Path, data: dict[str, Any], card: str)
     train(recipe)
     text = (Path(recipe.run) / "README.md").read_text(encoding="utf-8")
     assert f"| {card.format(at=folder)} |" in text
+
+
+# ----------------------------------------------------------------------------- a small sample of the validation data
+
+
+class Reports(Watcher):
+    """Keeps what a run reports."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.evaluations: list[EvalReport] = []
+
+    def on_note(self, step: int, text: str) -> None:
+        self.notes.append(text)
+
+    def on_evaluate(self, report: EvalReport) -> None:
+        self.evaluations.append(report)
+
+
+@pytest.mark.parametrize("chosen", ["", "accuracy"])
+def test_with_a_small_sample_the_loss_selects_the_weights_unless_the_recipe_names_a_metric(
+    chosen: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation.TimedMetrics, "plan", lambda self, limit: 3)  # as with a slow model
+    keys = {"steps": 8, "eval_every": 1, "final": "best", "metric": chosen}
+    path = written(three(folder, "classification", f"small-{chosen}", train=keys))
+    reports = Reports()
+    qkv.train(path, watcher=reports)
+    during = reports.evaluations[:8]
+    name = chosen or "loss"
+    assert [one.metric for one in during] == [name] * 8
+    assert sum("the loss selects the best weights" in note for note in reports.notes) == (not chosen)
+    values = [one.metrics[name] for one in during]
+    best = during[values.index(max(values) if chosen else min(values))]
+    run = path.with_suffix("")
+    assert chosen or reports.evaluations[-1].metrics == pytest.approx(best.metrics), "the kept weights"
+    subset = "the task's metrics use 3 of 4 examples"
+    assert read_card(run)["scores"].endswith(f" on validation data; {subset}")
+    assert subset in run_model(RunFolder(run)).scores
+
+
+def test_training_goes_on_if_no_label_of_a_few_examples_is_known(folder: Path) -> None:
+    """As with a rare class that is only in the validation data."""
+    prepared = prepare(three(folder, "classification", "rare"))
+    prepared.valid_records = [replace(one, fields={**one.fields, "label": "rare"}) for one in prepared.valid_records]
+    judged, network = ValidationMetrics(prepared), prepared.build_network()
+    sample = judged.sample(network)
+    assert sample is not None
+    assert sample.expected == "rare"
+    assert judged(network, 2).metrics["accuracy"] == 0
+    with pytest.raises(UsageError, match="none of the labels is a class"):
+        evaluate(network, prepared.tokenizer, prepared.config, prepared.valid_records)
 
 
 # ----------------------------------------------------------------------------------------------- what is opened

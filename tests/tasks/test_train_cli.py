@@ -1,6 +1,7 @@
 """`qkv train` and `qkv init` as people type them: rightly, wrongly, and to look first."""
 
 import json
+import re
 import shlex
 import shutil
 import tomllib
@@ -163,6 +164,68 @@ def test_the_example_of_inits_own_help(here: Path, capsys: pytest.CaptureFixture
     said(capsys, ["init", "translate", "source=train.en", "target=train.de"])
     values = json.loads(said(capsys, ["train", "translate.toml", "--dry-run", "--json", *SHORT])[0])
     assert values["first_examples"][0]["parts"].keys() == {"source", "input", "target"}
+
+
+def test_a_document_may_be_a_list_of_sentences(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [a + b for a in "abcdef" for b in "ghijkl"]
+    rows = [{"source": [f"{name} eats.", f"{name} naps."], "target": [f"About {name}."]} for name in names]
+    (here / "papers.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    said(capsys, ["init", "summarise", "papers.jsonl", "--out", "papers.toml"])
+    out, _ = said(capsys, ["train", "papers.toml", "--dry-run", *TINY])
+    assert re.search(r"^source: (\w\w) eats\. \1 naps\.</s>$", out, re.MULTILINE), out
+    assert re.search(r"^target: About \w\w\.</s>$", out, re.MULTILINE), out
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "problem"),
+    [
+        ({"source": "a b", "target": 5}, 2, "the target is 5 (int), but seq2seq reads texts; write a text there, or"),
+        ({"source": ["a", 1], "target": "a"}, 2, "the source is ['a', 1] (list)"),
+        ({"source": "a b", "target": ["a", "b"]}, 1, "the target is a list of 2 texts; join them"),
+    ],
+    ids=["a number", "not only texts", "alternatives or sentences"],
+)
+@pytest.mark.parametrize("option", ["", "--valid"])
+def test_init_refuses_pairs_that_are_no_texts(
+    here: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, object], code: int, problem: str, option: str
+) -> None:
+    (here / "bad.jsonl").write_text(json.dumps(fields))
+    files = ["pairs.tsv", option, "bad.jsonl"] if option else ["bad.jsonl"]
+    _, err = said(capsys, ["init", "summarise", *files, "--out", "bad.toml"], code)
+    assert f"bad.jsonl:1: {problem}" in err
+    assert not (here / "bad.toml").exists()
+
+
+def moods(here: Path, **labels: str) -> None:
+    """Files with a text for each letter, which is the text's label."""
+    for name, given in labels.items():
+        rows = [f"text {number} is {label},{label}" for number, label in enumerate(given)]
+        (here / f"{name}.csv").write_text("text,label\n" + "\n".join(rows))
+
+
+def test_a_label_that_only_the_validation_files_have_may_be_out_of_scope(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moods(here, train="ab" * 20, valid="abo" * 20, test="abo", several="abop" * 20)
+    said(capsys, ["init", "classify", "train.csv", "--valid", "valid.csv", "--test", "test.csv"])
+    assert tomllib.loads((here / "classify.toml").read_text())["objective"]["out_of_scope"] == "o"
+    said(capsys, ["train", "classify.toml", "--dry-run", *TINY])
+    _, err = said(capsys, ["train", "classify.toml", "objective.out_of_scope=", "--dry-run", *TINY], code=1)
+    assert "the label 'o' is not one of the classes" in err
+    assert "If the texts with the label 'o' belong to no class, set objective.out_of_scope=\"o\"." in err
+    _, err = said(
+        capsys, ["train", "classify.toml", "objective.out_of_scope=", "data.valid=several.csv", *TINY], code=1
+    )
+    assert "objective.out_of_scope" not in err, "several labels are no label of texts out of scope"
+
+
+@pytest.mark.parametrize("valid", ["ab", "abcd"], ids=["none is unseen", "two are"])
+def test_init_names_no_label_of_texts_out_of_scope_without_reason(
+    here: Path, capsys: pytest.CaptureFixture[str], valid: str
+) -> None:
+    moods(here, train="ab" * 20, valid=valid)
+    said(capsys, ["init", "classify", "train.csv", "--valid", "valid.csv"])
+    assert "out_of_scope" not in (here / "classify.toml").read_text()
 
 
 def test_a_recipe_that_cannot_be_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

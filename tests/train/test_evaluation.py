@@ -115,8 +115,9 @@ def test_averaged_weights_are_judged_where_there_are_some_and_the_own_come_back(
 def judged_by(values: list[dict[str, float]], metric: str = "", main: str = "exact") -> tuple[list[bool], Progress]:
     """Return which of several evaluations were the best so far, and the progress after them."""
     net, learner, stepper, _ = parts("pairs")
+    stepper.section = replace(stepper.section, metric=metric)
     turn = iter(values)
-    evaluate = Evaluator(learner, net, stepper, None, Task(lambda seen: Judged(dict(next(turn)), main)), metric)
+    evaluate = Evaluator(learner, net, stepper, None, Task(lambda seen: Judged(dict(next(turn)), main)))
     progress = Progress()
     bests = []
     for step in range(1, len(values) + 1):
@@ -143,7 +144,8 @@ def test_what_was_best_by_another_metric_is_forgotten() -> None:
     progress = Progress(step=1)
     for metric, exact, best in (("loss", 0.1, True), ("exact", 0.1, True), ("exact", 0.05, False)):
         judge = lambda seen, exact=exact: Judged({"exact": exact, "loss": 5.0}, "exact")  # noqa: E731
-        assert Evaluator(learner, net, stepper, None, Task(judge), metric)(progress).is_best is best
+        stepper.section = replace(stepper.section, metric=metric)
+        assert Evaluator(learner, net, stepper, None, Task(judge))(progress).is_best is best
     assert (progress.metric, progress.best_value) == ("exact", 0.1)
 
 
@@ -264,12 +266,12 @@ def test_the_tasks_metrics_use_a_sample_that_fits(
     assert clock.examples[-1] == sample
     assert bool(report.notes) == (sample > 0)
     assert progress.metric == ("loss" if sample == 32 else "exact"), "few examples are too noisy to select weights"
+    assert report.metric == progress.metric
     assert ("the loss selects" in "".join(report.notes)) == (sample == 32)
-    limited(clock)(progress)
+    assert report.subset.endswith(f"the task's metrics use {sample} of 500 examples" if sample else "")
+    assert limited(clock)(progress).subset == report.subset, "of every evaluation, not only of the first"
     assert clock.examples[-1] == sample
-    chosen = limited(clock)
-    chosen.metric = "exact"
-    chosen(progress)
+    limited(clock, metric="exact")(progress)
     assert progress.metric == "exact", "the user's choice stays"
 
 

@@ -178,6 +178,7 @@ class HeadConfig:
     multi_label: bool = False  # classify: a document may have several labels, so outputs are sigmoids, not a softmax
     temperature: float = 1.0  # classify: divides the logits before softmax or sigmoid, to calibrate the probabilities
     threshold: float = 0.0  # classify: if no class is at least that probable, the text is out of scope
+    out_of_scope: str = ""  # classify: the label of such texts in the data that the threshold was fitted on
     next_sentence_classes: int = 0  # mlm: outputs of a second head on the first token (next-sentence prediction: 2)
     dropout: float = 0.0
 

@@ -85,14 +85,14 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
     report = report_lines(end.folder)
     summary = [f"{end.step:,} steps", *(f"{name} {value:.4g}" for name, value in end.metrics.items())]
     lines = [
-        f"{end.folder}: {', '.join(summary)}",
+        f"{end.folder}: {', '.join(summary)}" + (f" ({end.subset})" if end.subset else ""),
         *report,
         curves,
         f"Try it: {try_command(trained, watcher.state.sample)}",
         f"Is it good, and what next? The whole report: qkv report {shlex.quote(end.folder)}",
     ]
     values = {"run": end.folder, "step": end.step, "seconds": end.seconds, "reason": end.reason, "metrics": end.metrics}
-    print_result(json, "\n".join(lines), {**values, "report": report})
+    print_result(json, "\n".join(lines), {**values, "subset": end.subset, "report": report})
     return None
 
 

@@ -92,8 +92,8 @@ class GenerationOptions:
         vocab_size = config.stack.vocab_size
         if config.decoder is None or config.head.kind != "lm":
             raise UsageError(
-                f"this model cannot generate text: it is a {config.family} with a {config.head.kind} head; "
-                "use a model with a decoder and an lm head"
+                f"this model cannot generate text, because its family is {config.family!r} and its head "
+                f"{config.head.kind!r}; use a model with a decoder and an lm head"
             )
         self.check_values()
         for name in ("beam", "logprobs"):

@@ -89,9 +89,7 @@ class RunState:
 
     def main_metric(self, report: EvalReport) -> tuple[str, float] | None:
         """The name and value of the main metric of an evaluation."""
-        name = self.start.metric if self.start is not None else ""
-        if name not in report.metrics:
-            name = next(iter(report.metrics), "")
+        name = report.metric if report.metric in report.metrics else next(iter(report.metrics), "")
         return (name, report.metrics[name]) if name else None
 
     def is_repeated(self, report: EvalReport) -> bool:
@@ -370,6 +368,7 @@ def describe_end(end: RunEnd) -> str:
     """One line on how a run ended."""
     parts = [f"{end.step:,} steps in {format_duration(end.seconds)} ({END_REASONS.get(end.reason, end.reason)})"]
     parts += [f"{name} {format_number(value)}" for name, value in end.metrics.items()]
+    parts += [f"({end.subset})"] if end.subset else []
     return "   ".join([*parts, escape_controls(end.folder)] if end.folder else parts)
 
 

@@ -78,7 +78,7 @@ def calibrate_threshold(
     accepted = probabilities.max(1) >= threshold
     accuracy = (accepted & (probabilities.argmax(1) == expected))[expected >= 0].mean()
     recall = 1 - accepted[expected < 0].mean()
-    return replace(model.config, head=replace(model.config.head, threshold=threshold)), (
+    return replace(model.config, head=replace(model.config.head, threshold=threshold, out_of_scope=out_of_scope)), (
         f"threshold {threshold:.4f}, fitted on {len(expected):,} validation records, on which the accuracy in scope is "
         f"{accuracy:.3f} and {recall:.3f} of the {num_outside:,} records out of scope are recognised"
     )

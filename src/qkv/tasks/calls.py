@@ -83,7 +83,8 @@ class TaskCalls:
         `top=3` lists the three most likely classes; without it, all are listed. With `threshold=0.7`, the label is None
         where no class is that likely: the text is out of scope. The default is the threshold that training has fitted
         on validation data with such texts, if there are any (`objective.out_of_scope`). A model with several labels per
-        text returns all that reach the threshold (0.5 by default). `too_long` is "error", "truncate" or "split".
+        text returns all that reach the threshold (0.5 by default). `too_long` is "error", "truncate" or "split". The
+        label of an empty text is None.
         """
         return self._map_task("classify", texts, batch_size, options)
 

@@ -127,10 +127,12 @@ def check_texts(task: Task, texts: Sequence[Any]) -> None:
         is_list = isinstance(text, list | tuple) and all(isinstance(one, str) for one in text)
         is_known = task.reads_words or (task.accepts_pairs and len(text) == 2) if is_list else isinstance(text, str)
         if not is_known:
-            wanted = (
-                "words" if task.reads_words else "one text or two texts" if task.accepts_pairs else "one text at a time"
-            )
-            advice = "give two strings" if is_list and task.accepts_pairs else "give a list of strings"
+            wanted, advice = "one text at a time", "give a list of strings"
+            if task.reads_words:
+                wanted = "words"
+            elif task.accepts_pairs:
+                is_pair = isinstance(text, list | tuple) and len(text) == 2
+                wanted, advice = "one text or two texts", f"give {'two strings' if is_pair else 'a string, or two'}"
             raise UsageError(
                 f"text {number + 1} is {shorten(repr(text), 60)} ({type(text).__name__}), but a model that "
                 f"{task.description} reads {wanted}; {advice}"

@@ -61,15 +61,18 @@ def run_model(run: RunFolder) -> ListedModel:
 
 
 def format_scores(evaluation: dict[str, Any]) -> str:
-    """The main metric of an evaluation and the loss, in one line.
+    """The main metric of an evaluation and the loss, and how much of the validation data they use, in one line.
 
     >>> format_scores({"kind": "eval", "step": 9, "seconds": 1.5, "bleu": 41.257, "chrf": 60.0, "loss": 2.0})
     'bleu 41.26, loss 2.000'
+    >>> format_scores({"kind": "eval", "loss": 2.0, "subset": "the loss uses about 9.0% of the validation data"})
+    'loss 2.000; the loss uses about 9.0% of the validation data'
     """
     metrics = {k: v for k, v in evaluation.items() if k not in ("kind", "step", "seconds") and isinstance(v, float)}
     main = next((name for name in ("bleu", *metrics) if name in metrics and name != LOSS), None)
     parts = [] if main is None else [f"{main} {metrics[main]:.4g}"]
-    return ", ".join(parts + ([f"loss {metrics[LOSS]:.3f}"] if LOSS in metrics else []))
+    scores = ", ".join(parts + ([f"loss {metrics[LOSS]:.3f}"] if LOSS in metrics else []))
+    return "; ".join(filter(None, (scores, evaluation.get("subset", ""))))
 
 
 def weight_bytes(folder: Path) -> int:

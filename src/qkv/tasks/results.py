@@ -69,7 +69,7 @@ class ClassPrediction(Result):
     """The most likely class with its probability, and the classes with their probabilities, the most likely first.
 
     `label` is None if no class reaches the threshold: the text is out of scope. The most likely class is then
-    `rejected_label`.
+    `rejected_label`. The label of an empty text is None, too, and it has no probabilities.
     """
 
     label: str | None
@@ -80,8 +80,9 @@ class ClassPrediction(Result):
     def summary(self) -> str:
         """The label and its probability; for a text out of scope, the class that was rejected."""
         if self.label is None:
-            rejected = f"{one_line(self.rejected_label or '')} {self.probability:.4f}".strip()
-            return f"(none)\tbelow the threshold: {rejected}"
+            if self.rejected_label is None:
+                return "(none)\tempty text"
+            return f"(none)\tbelow the threshold: {one_line(self.rejected_label)} {self.probability:.4f}"
         return f"{one_line(self.label)}\t{self.probability:.4f}"
 
     def rows(self) -> list[Row]:

@@ -58,6 +58,7 @@ class EvaluationOptions:
     max_length: int = 0  # language, fill: tokens of a window; 0: the model's number of positions
     add_bos_eos: bool | None = None  # language: add BOS and EOS to each text; None: yes if the model has an EOS token
     mask_prob: float = 0.15  # fill: probability of masking a token
+    check_classes: bool = True  # classify, tag: raise an error if none of the labels or tags is a class of the model
     no_answer: bool | None = None  # answer: allow "no answer"; None: yes if some record has no answer
 
 

@@ -162,7 +162,6 @@ def train_on_rank(
             world=world,
             watcher=WatcherGroup(watchers),
             task_metrics=task_metrics if main else None,
-            metric=recipe.train.metric or main,
             make_sample=task_metrics.sample if main and watch is not None and world.size == 1 else None,
             invariants=resume_fingerprint(prepared),
             notes=notes,
@@ -278,6 +277,8 @@ class ValidationMetrics:
         return samples[0] if samples else None
 
     def _evaluate(self, network: Network, records: Sequence[Record], **options: Any) -> Evaluation:
+        # A few examples of a validation set may all have labels that the training data lacks.
+        options["check_classes"] = False
         return evaluate(network, self.prepared.tokenizer, self.prepared.config, records, **options)
 
 
@@ -307,7 +308,7 @@ def write_model(folder: RunFolder, prepared: PreparedRun, model: TextModel, end:
     }
     if metrics:
         scores = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        facts["scores"] = f"{scores} on validation data"
+        facts["scores"] = f"{scores} on validation data" + (f"; {end.subset}" if end.subset else "")
     if calibration:
         facts["calibration"] = calibration
     store.write_model(folder.path, model.config, model.network, model.tokenizer, facts=facts)

@@ -55,7 +55,9 @@ class MetricsLog(Watcher):
 
     def on_evaluate(self, report: EvalReport) -> None:
         """Log the metrics, and some of the samples."""
-        self.folder.append_log({"kind": "eval", "step": report.step, "seconds": report.seconds, **report.metrics})
+        subset = {"subset": report.subset} if report.subset else {}
+        values = {"step": report.step, "seconds": report.seconds, **report.metrics, **subset}
+        self.folder.append_log({"kind": "eval", **values})
         for sample in report.samples[:MAX_LOGGED_SAMPLES]:
             texts = {"source": sample.model_input or sample.source, "prediction": sample.prediction}
             texts["expected"] = sample.expected

@@ -74,9 +74,10 @@ class TaskMetrics(Protocol):
 class Evaluator:
     """Computes the loss on the validation data, and the task's metrics if `task_metrics` is given.
 
-    `metric` is the name of the metric that selects the best weights; "" is the task's main metric. Rank 0 computes the
-    metrics and broadcasts them, so that all ranks make the same decisions. `on_progress` is called with the step and
-    the fraction of an evaluation that is done. A stop signal ends an evaluation with `StopRequested`, on all ranks.
+    `train.metric` selects the best weights. If it is "", the task's main metric does, or the loss if the sample for
+    the task's metrics is small. Rank 0 computes the metrics and broadcasts them, so that all ranks make the same
+    decisions. `on_progress` is called with the step and the fraction of an evaluation that is done. A stop signal ends
+    an evaluation with `StopRequested`, on all ranks.
     """
 
     def __init__(
@@ -86,12 +87,11 @@ class Evaluator:
         stepper: Stepper,
         valid_data: SequenceStream | None,
         task_metrics: TaskMetrics | None,
-        metric: str = "",
         signals: StopSignals | None = None,
         on_progress: Callable[[int, float], None] = lambda step, fraction: None,
     ) -> None:
         self.module, self.network, self.stepper = module, network, stepper
-        self.valid_data, self.task_metrics, self.metric = valid_data, task_metrics, metric
+        self.valid_data, self.task_metrics = valid_data, task_metrics
         self.signals, self.on_progress = signals or StopSignals(), on_progress
         self.seconds = 0.0  # the duration of the last evaluation
 
@@ -123,7 +123,8 @@ class Evaluator:
             progress.best_step, progress.evals_since_best = progress.step, 0
         else:
             progress.evals_since_best += 1
-        return EvalReport(progress.step, progress.seconds, metrics, best, samples, notes)
+        subset = self._describe_subset(plan)
+        return EvalReport(progress.step, progress.seconds, metrics, best, samples, notes, metric, subset)
 
     def _evaluate(
         self, progress: Progress, ema: Ema | None
@@ -132,7 +133,7 @@ class Evaluator:
         world, section, plan = self.stepper.world, self.stepper.section, progress.eval_plan
         metrics: dict[str, float] = {}
         samples: Sequence[Sample] = ()
-        metric, stopped, of_tokens = self.metric, False, False
+        metric, stopped, of_tokens = section.metric, False, False
         seconds, pieces, examples = 0.0, 0, 0
         tenth = section.max_eval_fraction * progress.seconds
         minimum = MIN_SECONDS if section.minutes else MIN_SECONDS_WITHOUT_CLOCK
@@ -180,7 +181,7 @@ class Evaluator:
     def _loss_selects(self, plan: EvalPlan) -> bool:
         """Return whether the loss selects the best weights, because the sample for the task's metric is too small."""
         is_small = 0 < plan.metric_examples < MIN_EXAMPLES_TO_SELECT
-        return is_small and not self.metric and self.valid_data is not None
+        return is_small and not self.stepper.section.metric and self.valid_data is not None
 
     def report(self, step: int, part: int, fraction: float) -> None:
         """Report progress: this fraction of part 0 (the loss) or part 1 (the task's metrics) is done."""
@@ -188,19 +189,23 @@ class Evaluator:
         fraction = min(fraction, 1.0)
         self.on_progress(step, (part + fraction) / 2 if has_both else fraction)
 
-    def _plan_notes(self, plan: EvalPlan) -> tuple[str, ...]:
-        """Return a note if the evaluations of this run are limited."""
+    def _describe_subset(self, plan: EvalPlan) -> str:
+        """Return how much of the validation data the evaluations of this run use; "" if they use all of it."""
         parts = []
         if plan.loss_pieces and self.valid_data is not None:
             fraction = plan.loss_pieces / ValidationLoss(self, self.valid_data, 0).num_pieces()
             parts.append(f"the loss uses about {max(fraction, 0.001):.1%} of the validation data")
         if plan.metric_examples and self.task_metrics is not None:
             total = self.task_metrics.num_examples
-            parts.append(f"the other metrics use {plan.metric_examples:,} of {total:,} examples")
-        if parts:
-            parts = [f"{' and '.join(parts)}: a random sample, the same in each evaluation"]
+            parts.append(f"the task's metrics use {plan.metric_examples:,} of {total:,} examples")
+        return " and ".join(parts)
+
+    def _plan_notes(self, plan: EvalPlan) -> tuple[str, ...]:
+        """Return a note if the evaluations of this run are limited."""
+        subset = self._describe_subset(plan)
+        parts = [f"{subset}: a random sample, the same in each evaluation"] if subset else []
         if self._loss_selects(plan):
-            parts.append("the loss selects the best weights, because the other metrics have few examples")
+            parts.append("the loss selects the best weights, because the task's metrics use few examples")
         if plan.stride > 1:
             parts.append(f"one of {plan.stride} evaluations is done")
         if not parts:

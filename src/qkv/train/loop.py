@@ -172,7 +172,7 @@ def finish_run(job: Job, run: TrainingRun, reason: str, signals: StopSignals) ->
     for note in report.notes:
         watcher.on_note(report.step, note)
     watcher.on_evaluate(report)
-    end = RunEnd(progress.step, progress.seconds, reason, report.metrics, job.recipe.run)
+    end = RunEnd(progress.step, progress.seconds, reason, report.metrics, job.recipe.run, report.subset)
     watcher.on_end(end)
     return end
 

@@ -48,7 +48,6 @@ class Job:
     world: World
     watcher: Watcher = field(default_factory=Watcher)
     task_metrics: TaskMetrics | None = None
-    metric: str = ""  # the metric that selects the best weights; "" is the task's main metric
     make_sample: Callable[[Network], Sample | None] | None = None  # predicts one example, to be displayed
     micro_batch_tokens: int = 0  # what fits into memory, for `train.micro_batch_tokens = "auto"`; 0: a whole batch
     signals: StopSignals | None = None  # the stop signals of a caller that catches them already
@@ -125,7 +124,6 @@ def prepare_run(job: Job, signals: StopSignals) -> TrainingRun:
             stepper,
             job.valid_data,
             job.task_metrics,
-            job.metric,
             signals,
             job.watcher.on_eval_progress,
         ),
@@ -219,6 +217,5 @@ def describe_start(job: Job, run: TrainingRun) -> RunStart:
         steps=section.steps,
         minutes=section.minutes,
         device=str(job.world.device),
-        metric=job.metric,
         notes=tuple(run.notes),
     )

@@ -15,7 +15,6 @@ class RunStart:
     steps: int  # the budget in steps; 0 if there is no such limit
     minutes: float  # the budget in minutes; 0 if there is no such limit
     device: str
-    metric: str  # the metric that selects the best weights
     notes: tuple[str, ...] = ()
 
 
@@ -55,6 +54,8 @@ class EvalReport:
     is_best: bool
     samples: Sequence[Sample] = ()
     notes: tuple[str, ...] = ()  # messages for the user, for example that only a sample of the data was used
+    metric: str = ""  # the metric that selects the best weights
+    subset: str = ""  # how much of the validation data the metrics use, in words; "" is all of it
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class RunEnd:
     reason: str  # "steps", "minutes", "epochs", "patience", "signal"
     metrics: dict[str, float] = field(default_factory=dict)
     folder: str = ""
+    subset: str = ""  # how much of the validation data the metrics use, in words; "" is all of it
 
 
 class Watcher:

@@ -14,8 +14,8 @@ from qkv.data import FileLocation, InMemoryExamples, Problems, Record
 from qkv.errors import UsageError
 from qkv.tasks.prepare.columns import match_columns
 from qkv.tasks.prepare.joined_examples import JoinedExamples
-from qkv.tasks.prepare.sources import cache_root, open_sources, sample_records
-from qkv.train.recipe.schema import DataSection
+from qkv.tasks.prepare.sources import cache_root, open_source, open_sources, sample_records
+from qkv.train.recipe.schema import DataSection, Recipe
 
 
 def numbered(count: int) -> Iterator[Record]:
@@ -126,6 +126,15 @@ def test_some_instructions_have_an_input(tmp_path: Path) -> None:
     found = [record.fields["messages"][0]["content"] for record in part.records(problems)]
     assert found == ["Add.\n\n1 and 2", "Hello!", "Bye!"]
     assert "no field 'output'" in str(problems.summary())
+
+
+def test_only_files_with_lists_have_another_key_in_the_cache(tmp_path: Path) -> None:
+    """A run on other files finds its data in the cache after an update, and can be resumed."""
+    for name, source in (("texts", "a b"), ("lists", ["a", "b"])):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"source": source, "target": "c"}) + "\n")
+        files = open_source(Recipe(), DataSection(), str(tmp_path / f"{name}.jsonl"), "train").files  # type: ignore[union-attr]
+        assert [record.fields["source"] for record in files.records(Problems())] == ["a b"]
+        assert ("list_fields" in files.content_key(lambda path: "")) == (name == "lists")
 
 
 def test_a_prompt_without_a_response_is_no_chat() -> None:

@@ -68,7 +68,10 @@ def test_labels_are_judged() -> None:
     wrong = [*right[1:], {"text": TEXTS[0], "label": "unheard of"}]
     found = evaluate(*parts_of(made), records(wrong))
     assert found.metrics["accuracy"] == pytest.approx(3 / 4)
-    assert found.notes == ("labels that the model does not have, counted as wrong: 'unheard of'",)
+    assert found.notes == (
+        "labels that the model does not have, counted as wrong: 'unheard of'; if its texts belong to no class, train "
+        'with objective.out_of_scope="unheard of"',
+    )
     with pytest.raises(UsageError, match="the labels are 'x', but the classes are 'bad', 'good'"):
         evaluate(*parts_of(made), records([{"text": "fox", "label": "x"}]))
 
@@ -202,6 +205,18 @@ def test_plain_classes_are_judged_by_words() -> None:
     found = evaluate(*parts_of(made), records([{"tokens": ["fox", "runs"], "tags": ["NOUN", "ADV"]}]))
     assert list(found.metrics) == ["accuracy", "macro_f1"]
     assert found.notes == ("tags that the model does not have, counted as wrong: 'ADV'",)
+
+
+@pytest.mark.parametrize("tags", [["7", "0"], ["PER", "O"]], ids=["numbers", "without B and I"])
+def test_tags_that_all_mean_something_else_are_refused(tags: list[str]) -> None:
+    made = encoder(qkv.HeadConfig(kind="tag", labels=TAGS))
+    listed = records([{"tokens": ["Anna", "runs"], "tags": tags}])
+    with pytest.raises(
+        UsageError, match=f"none of the tags is a class .* are .*'{tags[0]}', but .* --columns tags=COLUMN"
+    ):
+        evaluate(*parts_of(made), listed)
+    outside = records([{"tokens": ["Anna", "runs"], "tags": ["O", "O"]}])
+    assert evaluate(*parts_of(made), outside).num_records == 1
 
 
 # ---------------------------------------------------------------- answer

@@ -11,9 +11,7 @@ from qkv.errors import QkvError
 from qkv.train.run.trackers import TRACKERS, make_trackers
 from qkv.train.watch import EvalReport, RunEnd, RunStart, Sample, StepReport
 
-START = RunStart(
-    run="runs/a", parameters=10, trainable=10, step=0, steps=100, minutes=0.0, device="cpu", metric="exact", notes=()
-)
+START = RunStart(run="runs/a", parameters=10, trainable=10, step=0, steps=100, minutes=0.0, device="cpu", notes=())
 STEP = StepReport(
     step=10, loss=2.5, lr=1e-3, grad_norm=0.7, tokens=1000, tokens_per_second=500.0, seconds=2.0, fraction_done=0.1,
     seconds_left=18.0, epoch=0,

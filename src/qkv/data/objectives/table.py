@@ -24,6 +24,7 @@ from qkv.data.objectives.seq2seq import Seq2SeqLM
 from qkv.data.objectives.span_corruption import SpanCorruption
 from qkv.data.objectives.tagging import Tagging
 from qkv.data.objectives.template import SpecialTokenTemplate
+from qkv.data.text_lists import ListMeaning
 from qkv.text import Tokenizer
 
 
@@ -36,6 +37,7 @@ class RecordField:
     optional: bool = False
     only_with: str = ""  # the field is read only if the records have this other field, too
     is_sparse: bool = False  # some of the records may have it, and others not
+    list_meaning: ListMeaning | None = None  # what a list of texts in this field is; None: it is no text
 
 
 @dataclass(frozen=True)
@@ -223,10 +225,14 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
         head="lm",
         fields=(
             RecordField(
-                "source", ("src", "input", "document", "article", "written", "words", "question", "prompt", "text")
+                "source",
+                ("src", "input", "document", "article", "written", "words", "question", "prompt", "text"),
+                list_meaning="sentences",
             ),
             RecordField(
-                "target", ("tgt", "trg", "output", "summary", "iso", "digits", "answer", "completion", "translation")
+                "target",
+                ("tgt", "trg", "output", "summary", "iso", "digits", "answer", "completion", "translation"),
+                list_meaning="alternatives",
             ),
         ),
         aligned_fields=("source", "target"),

@@ -7,7 +7,7 @@
 one format; `find_files` expands names, globs and folders, `decompress` and `lines` turn bytes into text.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
 from pathlib import Path
@@ -28,6 +28,7 @@ from qkv.data.readers.options import ReadContext, ReadLimits, ReadOptions
 from qkv.data.readers.parquet import read_parquet
 from qkv.data.readers.text import read_text
 from qkv.data.records import Record
+from qkv.data.text_lists import ListMeaning, join_text_lists
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.progress import OnProgress
 
@@ -55,7 +56,7 @@ class DataFiles:
     `paths` is a file, a glob, a folder, a list of these, or a mapping of field → file for line-aligned files. Each
     file's extension gives its format unless `format` does. The labels in `class_field` become the names of classes.
     With `has_instructions`, records with an instruction and its response become chats. A text in one of the
-    `word_fields` is split into words at white space.
+    `word_fields` is split into words at white space. A list of texts in one of the `list_fields` becomes one text.
 
     >>> DataFiles({"source": "train.en", "target": "train.fr"})           # doctest: +SKIP
     >>> DataFiles.from_options("tweets/*.csv.gz", columns={"text": "tweet", "label": "mood"})      # doctest: +SKIP
@@ -67,6 +68,7 @@ class DataFiles:
     class_field: str = ""
     has_instructions: bool = False
     word_fields: tuple[str, ...] = ()
+    list_fields: Mapping[str, ListMeaning] = field(default_factory=dict)
 
     @classmethod
     def from_options(cls, paths: PathsArgument, format: str | None = None, **options: Any) -> "DataFiles":
@@ -114,6 +116,8 @@ class DataFiles:
             records = map(make_chat, records)
         if self.word_fields:
             records = split_words(records, self.word_fields)
+        if self.list_fields:
+            records = join_text_lists(records, self.list_fields, problems)
         record = None
         for record in clean_labels(records, self.class_field, problems) if self.class_field else records:
             yield record
@@ -137,7 +141,8 @@ class DataFiles:
         labels = {"class_field": self.class_field} if self.class_field else {}
         chats = {"has_instructions": True} if self.has_instructions else {}
         words = {"word_fields": self.word_fields} if self.word_fields else {}
-        return {"groups": groups, "options": asdict(self.options), **labels, **chats, **words}
+        lists = {"list_fields": dict(self.list_fields)} if self.list_fields else {}
+        return {"groups": groups, "options": asdict(self.options), **labels, **chats, **words, **lists}
 
 
 def read(

@@ -30,6 +30,7 @@ MULTI_LABEL = "multi_label_classification"  # their problem_type of a head whose
 # Ours: transformers keeps these keys in the config and does not use them.
 TEMPERATURE_KEY = "calibration_temperature"
 THRESHOLD_KEY = "out_of_scope_threshold"
+OUT_OF_SCOPE_KEY = "out_of_scope_label"
 INPUT_KEYS = ("reads_sentences", "reads_pairs")
 
 
@@ -303,6 +304,8 @@ def write_config(architecture: Architecture, config: Config) -> tuple[Json, Head
                 theirs[TEMPERATURE_KEY] = config.head.temperature
             if config.head.threshold:
                 theirs[THRESHOLD_KEY] = config.head.threshold
+            if config.head.out_of_scope:
+                theirs[OUT_OF_SCOPE_KEY] = config.head.out_of_scope
         try:
             again = read_config(architecture, theirs)
             different = _config_differences(_inference_config(again), _inference_config(config))
@@ -338,6 +341,7 @@ def _read_head(table: HeadTable, theirs: Json, vocab: int) -> HeadConfig:
             values["multi_label"] = theirs.get("problem_type") == MULTI_LABEL
             values["temperature"] = theirs.get(TEMPERATURE_KEY, 1.0)
             values["threshold"] = theirs.get(THRESHOLD_KEY, 0.0)
+            values["out_of_scope"] = theirs.get(OUT_OF_SCOPE_KEY, "")
     else:
         values["outputs"] = table.outputs
     return HeadConfig(**values)

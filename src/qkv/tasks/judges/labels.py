@@ -8,7 +8,7 @@ from qkv.data.records import Record
 from qkv.models import Config
 from qkv.tasks import metrics
 from qkv.tasks.judges.judge import BATCH_SIZE, Judge, Prediction
-from qkv.tasks.run.classify import OUT_OF_SCOPE, class_names, compute_logits, make_prediction, record_text
+from qkv.tasks.run.classify import OUT_OF_SCOPE, compute_logits, is_out_of_scope, make_prediction, record_text
 from qkv.tasks.task import TextModel
 
 
@@ -18,7 +18,7 @@ def label_set_score(name: str, predicted: Sequence[Any], expected: Sequence[Any]
 
 
 class LabelJudge(Judge):
-    """One class for each text. If the model has a threshold, a label that is not one of its classes is out of scope."""
+    """One class for each text, or `OUT_OF_SCOPE`."""
 
     metric, has_classes = "accuracy", True
     measures: ClassVar = {"accuracy": metrics.accuracy, "macro_f1": metrics.macro_f1, "matthews": metrics.matthews}
@@ -34,8 +34,7 @@ class LabelJudge(Judge):
     def expected(self, record: Record) -> str:
         """The label."""
         label = str(record.fields["label"])
-        is_outside = self.config.head.threshold and label not in class_names(self.config)
-        return OUT_OF_SCOPE if is_outside else label
+        return OUT_OF_SCOPE if is_out_of_scope(self.config, label) else label
 
     def predict(self, model: TextModel, records: Sequence[Record]) -> list[Prediction]:
         """The most likely class and its probability."""

@@ -361,7 +361,7 @@ def needs_new_head(recipe: Recipe, config: Config) -> bool:
 
 def uncalibrated(head: HeadConfig) -> HeadConfig:
     """A head without the temperature and the threshold that were fitted to the weights of a checkpoint."""
-    return replace(head, temperature=1.0, threshold=0.0)
+    return replace(head, temperature=1.0, threshold=0.0, out_of_scope="")
 
 
 def load_base_model(recipe: Recipe, config: Config, device: str) -> StoredModel:

@@ -7,7 +7,7 @@
 Contradictions between recipe, data and model are errors here, before the first step.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,15 @@ from qkv.tasks.prepare.model import (
     recurrence_notes,
 )
 from qkv.tasks.prepare.sentence_pairs import MAX_PAIRS, MAX_PAIRS_READ, find_reads_sentences
-from qkv.tasks.prepare.sources import DataSource, DataSources, FileSource, cache_root, open_sources, sample_records
+from qkv.tasks.prepare.sources import (
+    DataSource,
+    DataSources,
+    FileSource,
+    cache_root,
+    find_unseen_label,
+    open_sources,
+    sample_records,
+)
 from qkv.tasks.prepare.tokenizer import load_or_train_tokenizer
 from qkv.tasks.prepare.word_vectors import apply_word_vectors, load_word_vectors
 from qkv.text import Tokenizer
@@ -171,7 +179,10 @@ def _prepare(
     valid_data = None
     if sources.valid:
         valid_problems = Problems(data.max_invalid_fraction)
-        parts = [encode_source(source, valid_problems) for source in sources.valid]
+        try:
+            parts = [encode_source(source, valid_problems) for source in sources.valid]
+        except TooManyProblems as error:
+            raise TooManyProblems(f"{error}{_advise_out_of_scope(recipe, sources.valid, classes)}") from None
         objective = spec.make_examples(setup, parts[0] if len(parts) == 1 else JoinedExamples(parts))
         if objective.tally.examples == 0:
             raise QkvError(
@@ -248,6 +259,15 @@ def _find_classes(
     if spec.head == "classify":
         check_num_classes(found, name, problems)
     return tuple(sorted(found)), multi_label and spec.head == "classify"
+
+
+def _advise_out_of_scope(recipe: Recipe, valid: Sequence[DataSource], classes: Collection[str]) -> str:
+    """The advice to set `objective.out_of_scope`, if the validation data has one label that the training data lacks."""
+    options = OBJECTIVES[recipe.objective.kind].options
+    can_advise = "out_of_scope" in options and not recipe.objective.out_of_scope and classes
+    label = find_unseen_label(valid, classes) if can_advise else ""
+    advice = f' If the texts with the label {label!r} belong to no class, set objective.out_of_scope="{label}".'
+    return advice if label else ""
 
 
 def _find_reads_sentences(sources: Sequence[DataSource]) -> bool | None:

@@ -6,16 +6,16 @@ into the token cache.
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from itertools import islice
+from itertools import chain, islice
 from json import dumps
 from pathlib import Path
 from typing import Any, Literal
 
-from qkv.data import DataFiles, FileLocation, Problems, Record, TokenCache, ValidationSplit, token_cache
+from qkv.data import DataFiles, FileLocation, Problems, Record, TokenCache, ValidationSplit, find_classes, token_cache
 from qkv.data.builtin import DATASETS, BuiltinDataset, find_dataset
 from qkv.data.cache.file_hashes import FileHashes
 from qkv.data.cache.token_cache import RecordEncoder, find_or_build
@@ -25,6 +25,7 @@ from qkv.data.readers.columns import MAX_RECORDS_SEARCHED, common_names
 from qkv.data.readers.find_files import FORMAT_BY_EXTENSION, format_extension, list_paths
 from qkv.data.readers.sniff import sniff_format
 from qkv.data.split import SplitName
+from qkv.data.text_lists import ListMeaning, is_text_list
 from qkv.errors import UsageError, suggest_name
 from qkv.files import to_path
 from qkv.progress import OnProgress
@@ -34,6 +35,7 @@ from qkv.train.recipe.schema import DataSection, Recipe
 DataSplit = Literal["train", "valid", "test"]
 """The name of a split, as in the recipe's keys and the built-in datasets."""
 
+FORMATS_WITH_LISTS = {"json", "jsonl", "parquet", "datasets"}
 ENDLESS_EPOCH_EXAMPLES = 50_000  # examples in an epoch of an endless dataset, by default (data.epoch_examples)
 ENDLESS_VALID_EXAMPLES = 2000  # examples in the validation and test splits of an endless dataset
 TABS_HINT = '. Its lines have tabs: to read it as plain text, write data.format = "text"'
@@ -191,7 +193,31 @@ def open_source(recipe: Recipe, data: DataSection, data_files: Any, split: DataS
     if "instruction" in source.fields:
         source = replace(source, files=replace(source.files, has_instructions=True), fields=frozenset({"messages"}))
     words = tuple(spec.required_fields) if spec.head == "tag" else ()
-    return replace(source, files=replace(source.files, class_field=spec.class_field, word_fields=words))
+    lists = find_list_fields(kind, source.files)
+    return replace(
+        source, files=replace(source.files, class_field=spec.class_field, word_fields=words, list_fields=lists)
+    )
+
+
+def find_list_fields(kind: str, files: DataFiles) -> dict[str, ListMeaning]:
+    """The fields of texts that are lists in one of the first records, and what a list is in each."""
+    meanings = {one.name: one.list_meaning for one in OBJECTIVES[kind].fields if one.list_meaning}
+    formats = {group.format for group in files.find_groups(Problems(max_invalid_fraction=1))}
+    if not meanings or not formats & FORMATS_WITH_LISTS:
+        return {}
+    first = list(islice(files.records(Problems(max_invalid_fraction=1)), MAX_RECORDS_SEARCHED))
+    return {
+        name: meaning
+        for name, meaning in meanings.items()
+        if any(is_text_list(record.fields.get(name)) for record in first)
+    }
+
+
+def find_unseen_label(sources: Iterable[DataSource], classes: Collection[str]) -> str:
+    """The only label of these sources that is not one of the classes; "" if there is none, or if there are several."""
+    readers = (source.records(Problems(max_invalid_fraction=1)) for source in sources)
+    unseen = set(find_classes(chain.from_iterable(readers), "label")) - set(classes)
+    return unseen.pop() if len(unseen) == 1 else ""
 
 
 def pair_text_files(kind: str, paths: Any) -> Any:

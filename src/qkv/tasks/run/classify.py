@@ -1,6 +1,6 @@
 """Classify: predict the class of a text or of a pair of texts, or a score if the head has a single output."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +52,8 @@ def run(
     out of scope: its label is None, and `rejected_label` is the most likely class. The default is the threshold that
     was fitted on the validation data, or 0. A model with several labels per text gives all labels that reach the
     threshold (default: 0.5). `too_long` is what happens to a text with too many tokens: "error"; "truncate", as in
-    training; or "split", which takes the mean of the logits of its parts.
+    training; or "split", which takes the mean of the logits of its parts. An empty text, or a pair with an empty text,
+    has no class and no labels; for a model that predicts a score, it is an error.
     """
     check_too_long(too_long, TOO_LONG_CHOICES)
     if model.config.head.is_regression and (top or threshold is not None):
@@ -66,7 +67,20 @@ def run(
     else:
         logits, lengths = compute_logits(model, texts, batch_size, progress)
         handle_long_texts(texts, lengths, model.config, too_long, TOO_LONG_CHOICES)
-    return [make_prediction(model.config, row, top, threshold) for row in logits]  # type: ignore[return-value]
+    predictions = []
+    for number, (text, row) in enumerate(zip(texts, logits, strict=True), start=1):
+        is_empty = not all(part.strip() for part in as_tuple(text))
+        if is_empty and model.config.head.is_regression:
+            raise UsageError(f"text {number} is empty ({text!r}), so it has no score; leave it out")
+        predictions.append(
+            empty_prediction(model.config) if is_empty else make_prediction(model.config, row, top, threshold)
+        )
+    return predictions  # type: ignore[return-value]
+
+
+def empty_prediction(config: Config) -> ClassPrediction | LabelsPrediction:
+    """The prediction for an empty text: no class, or no labels."""
+    return LabelsPrediction([], {}) if config.head.multi_label else ClassPrediction(None, 0.0, {})
 
 
 def make_prediction(
@@ -105,21 +119,32 @@ def class_names(config: Config) -> tuple[str, ...]:
     return config.head.labels or tuple(str(number) for number in range(config.head.outputs))
 
 
+def is_out_of_scope(config: Config, label: str) -> bool:
+    """Whether a label says that a text belongs to no class of a model with a threshold.
+
+    Older models do not know the label of such texts: for these, every label that is not a class says so.
+    """
+    head = config.head
+    return head.threshold > 0 and (
+        label == head.out_of_scope if head.out_of_scope else label not in class_names(config)
+    )
+
+
 def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
     """The metrics, the main one first; some only if the model has a threshold and some texts are out of scope."""
     if config.head.multi_label:
         return METRICS["labels"]
     if config.head.is_regression:
         return METRICS["score"]
-    is_outside = [str(record.fields.get("label")) not in class_names(config) for record in records]
-    return METRICS["label"] + (METRICS["scope"] if config.head.threshold and any(is_outside) else ())
+    has_outside = any(is_out_of_scope(config, str(record.fields.get("label"))) for record in records)
+    return METRICS["label"] + (METRICS["scope"] if has_outside else ())
 
 
 def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOptions) -> Evaluation:
     """Compare predicted labels with expected labels or, if the head has a single output, scores with scores.
 
     Texts that are too long are truncated as in training, and counted in the notes. A label that the model does not have
-    counts as wrong. If the model has a threshold, a text with such a label is out of scope: to reject it is right.
+    counts as wrong. If the model has a threshold, it is right to reject a text whose label is `head.out_of_scope`.
     """
     config = model.config
     check_second_texts(config, records)
@@ -129,6 +154,9 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
     else:
         needed["label"] = (str, int, list) if config.head.multi_label else (str, int)
     records, notes = select_usable(records, text=str, **needed)
+    if options.check_classes and not config.head.is_regression:
+        known = [*class_names(config), *filter(None, [config.head.out_of_scope])]
+        check_classes({label for record in records for label in record_labels(record)}, known, "label")
     usual = available_metrics(config, records)
     names = select_metrics(options.metrics, usual, usual)
     target_scores: list[float] = []
@@ -184,28 +212,38 @@ def compare_label_sets(config: Config, logits: np.ndarray, records: Sequence[Rec
 def compare_labels(
     config: Config, logits: np.ndarray, records: Sequence[Record], names: Sequence[str], notes: list[str]
 ) -> Comparison:
-    """Compare the class of each text. A note lists the labels that the model does not have."""
+    """Compare the class of each text. Notes list the labels that the model does not have."""
     classes = class_names(config)
     found = [make_prediction(config, row, top=1).label for row in logits]  # type: ignore[union-attr]
     predictions = [OUT_OF_SCOPE if label is None else label for label in found]
     targets = [str(record.fields["label"]) for record in records]
     unknown = sorted(set(targets) - set(classes))
-    if len(unknown) == len(set(targets)) and not config.head.threshold:
-        raise UsageError(
-            f"none of the labels is a class of this model: the labels are {format_names(unknown)}, but the classes "
-            f"are {format_names(classes)}; is this the right column? Choose another with --columns label=COLUMN"
-        )
-    if unknown and config.head.threshold:
-        notes.append(f"out of scope, because the model does not have these labels: {format_names(unknown)}")
-        targets = [label if label in classes else OUT_OF_SCOPE for label in targets]
-    elif unknown:
-        notes.append(f"labels that the model does not have, counted as wrong: {format_names(unknown)}")
+    outside = [label for label in unknown if is_out_of_scope(config, label)]
+    if outside:
+        notes.append(f"out of scope, because the model does not have these labels: {format_names(outside)}")
+        targets = [OUT_OF_SCOPE if label in outside else label for label in targets]
+    if wrong := [label for label in unknown if label not in outside]:
+        may_be_outside = len(wrong) == 1 and not config.head.out_of_scope
+        advice = f'; if its texts belong to no class, train with objective.out_of_scope="{wrong[0]}"'
+        note = f"labels that the model does not have, counted as wrong: {format_names(wrong)}"
+        notes.append(note + (advice if may_be_outside else ""))
     scores = scope_scores(predictions, targets)
     scores |= {name: getattr(metrics, name)(predictions, targets) for name in names if name not in scores}
     counts = metrics.label_counts(predictions, targets)
     return Comparison(
         predictions, targets, scores, metrics.make_class_report(counts, zip(predictions, targets, strict=True))
     )
+
+
+def check_classes(found: Collection[str], classes: Sequence[str], field: str) -> None:
+    """Raise an error if none of the labels or tags of the data, which are in `field`, is a class of the model."""
+    if found and not set(found) & set(classes):
+        name = field.removesuffix("s")
+        raise UsageError(
+            f"none of the {name}s is a class of this model: the {name}s are {format_names(sorted(found))}, but the "
+            f"classes are {format_names(classes)}; is this the right column? Choose another with --columns "
+            f"{field}=COLUMN"
+        )
 
 
 def scope_scores(predictions: Sequence[str], targets: Sequence[str]) -> dict[str, float]:

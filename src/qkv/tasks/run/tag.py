@@ -19,7 +19,7 @@ from qkv.progress import OnProgress
 from qkv.tasks import metrics
 from qkv.tasks.metrics.report import NO_CLASS
 from qkv.tasks.results import TaggedEntity, TaggedText, TaggedWord
-from qkv.tasks.run.classify import class_names, format_names
+from qkv.tasks.run.classify import check_classes, class_names, format_names
 from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, batches, max_sequence_length
 from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, select_metrics, select_usable
 from qkv.text import Tokenizer
@@ -95,8 +95,10 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
         notes.append(f"{len(usable) - len(aligned):,} records left out: {problem}")
     sentences = [[str(word) for word in record.fields["tokens"]] for record in aligned]
     targets = [[str(tag) for tag in record.fields["tags"]] for record in aligned]
-    classes = class_names(model.config)
-    if unknown := sorted({tag for tags in targets for tag in tags} - set(classes)):
+    classes, found = class_names(model.config), set(chain.from_iterable(targets))
+    if options.check_classes:
+        check_classes(found - {"O"} or found, classes, "tags")  # O, outside of all entities, is in most files
+    if unknown := sorted(found - set(classes)):
         notes.append(f"tags that the model does not have, counted as wrong: {format_names(unknown)}")
     has_entities = metrics.is_entity_tagging(classes)
     usual = METRICS["entities" if has_entities else "words"]

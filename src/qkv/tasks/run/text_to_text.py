@@ -66,7 +66,8 @@ def run(
 
 def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
     """The metrics, the main one first: BLEU if the targets are long enough, else exact match."""
-    main = "bleu" if has_long_targets([record.fields["target"] for record in records]) else "exact_match"
+    targets = [target for record in records if isinstance(target := record.fields["target"], str)]
+    main = "bleu" if has_long_targets(targets) else "exact_match"
     return tuple(dict.fromkeys((main, *PER_RECORD_METRICS, *BEST_REFERENCE_METRICS)))
 
 

@@ -15,9 +15,9 @@ from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.readers.columns import MAX_RECORDS_SEARCHED, common_names, get_nested, is_number
 from qkv.data.readers.decompress import COMPRESSION_BY_EXTENSION
 from qkv.data.records import Record
-from qkv.errors import UsageError, suggest_name
+from qkv.errors import UsageError, shorten, suggest_name
 from qkv.tasks.prepare.columns import check_columns, check_num_classes, field_names, guess_columns, match_columns
-from qkv.tasks.prepare.sources import open_source, pair_text_files
+from qkv.tasks.prepare.sources import find_unseen_label, open_source, pair_text_files
 from qkv.train.recipe.schema import DataSection, ObjectiveSection, Recipe
 
 EXAMPLE_BYTES = 2e7  # the assumed size of the data if the user gives no file
@@ -149,6 +149,22 @@ def check_classes(kind: str, summary: FileSummary) -> None:
         check_num_classes(classes, source.description, problems)
 
 
+def check_texts(kind: str, summary: FileSummary) -> None:
+    """Raise an error if the pairs of texts in one of the files are no texts."""
+    section = replace(summary.reading, columns=summary.columns or {})
+    recipe = Recipe(data=section, objective=ObjectiveSection(kind=kind))
+    for files in summary.files.values() if OBJECTIVES[kind].aligned_fields else ():
+        source = open_source(recipe, section, files, "train")
+        first = list(islice(source.records(Problems(max_invalid_fraction=1)), MAX_RECORDS_SEARCHED))
+        for name in OBJECTIVES[kind].aligned_fields:
+            values = [one.fields.get(name) for one in first]
+            if not any(isinstance(value, str) for value in values):
+                raise UsageError(
+                    f"{first[0].location}: the {name} is {shorten(repr(values[0]), 60)} ({type(values[0]).__name__}), "
+                    f"but {kind} reads texts; write a text there, or choose another column: --columns {name}=COLUMN"
+                )
+
+
 def add_splits(kind: str, summary: FileSummary, splits: Mapping[str, Sequence[str] | Mapping[str, str]]) -> FileSummary:
     """The summary with validation and test files, which must be readable in the same way as the training files."""
     section = replace(summary.reading, columns=summary.columns or {})
@@ -160,6 +176,24 @@ def add_splits(kind: str, summary: FileSummary, splits: Mapping[str, Sequence[st
             open_source(recipe, section, paths, "valid")
             files[name] = list(paths) if isinstance(paths, tuple) else paths
     return replace(summary, files=files)
+
+
+def find_out_of_scope(kind: str, summary: FileSummary) -> str:
+    """The only label of the validation and test files that the training files do not have; "" if there is none.
+
+    It is also "" if a text has several labels, or if there are too many training records to know all labels.
+    """
+    section = replace(summary.reading, columns=summary.columns or {})
+    recipe = Recipe(data=section, objective=ObjectiveSection(kind=kind))
+    train, *others = (open_source(recipe, section, files, "train") for files in summary.files.values())
+    if not others or "out_of_scope" not in OBJECTIVES[kind].options or "label" not in train.fields:
+        return ""
+    classes: set[str] = set()
+    for number, record in enumerate(train.records(Problems(max_invalid_fraction=1))):
+        if number == MAX_LABELS or isinstance(record.fields.get("label"), list):
+            return ""
+        classes.update(find_classes([record], "label"))
+    return find_unseen_label(others, classes)
 
 
 def inspect_aligned_files(kind: str, files: Mapping[str, str]) -> FileSummary:

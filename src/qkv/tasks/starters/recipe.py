@@ -10,7 +10,15 @@ from typing import Literal
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.errors import UsageError, suggest_name
 from qkv.tasks.metrics.rouge import ROUGE_NAMES, has_rouge
-from qkv.tasks.starters.files import EXAMPLE_BYTES, FileSummary, add_splits, check_classes, inspect_files
+from qkv.tasks.starters.files import (
+    EXAMPLE_BYTES,
+    FileSummary,
+    add_splits,
+    check_classes,
+    check_texts,
+    find_out_of_scope,
+    inspect_files,
+)
 from qkv.tasks.starters.sizes import (
     Machine,
     StarterSize,
@@ -63,6 +71,7 @@ def starter_recipe(
         summary = inspect_files(starter.objective_kind, files, reading or DataSection())
         check_classes(starter.objective_kind, summary)
         summary = add_splits(starter.objective_kind, summary, {"valid": valid, "test": test})
+        check_texts(starter.objective_kind, summary)
     else:
         summary = FileSummary({"train": starter.example_file}, EXAMPLE_BYTES)
     machine = machine or find_machine()
@@ -79,7 +88,10 @@ def starter_recipe(
         sections["tokenizer"] = _tokenizer_lines(starter, summary, size)
         model, train = _model_lines(starter, size, shape), _train_lines(starter, size)
     sections["model"] = model
-    sections["objective"] = [("kind", starter.objective_kind, "what the model learns"), *starter.objective_lines]
+    objective = [("kind", starter.objective_kind, "what the model learns"), *starter.objective_lines]
+    if files and (label := find_out_of_scope(starter.objective_kind, summary)):
+        objective.append(("out_of_scope", label, "label of texts that belong to no class; the training files lack it"))
+    sections["objective"] = objective
     sections["train"] = [*train, *_metric_lines(starter)]
     text = f"# {starter.description}\n#\n#     qkv train RECIPE --dry-run    what it would do\n#     qkv train RECIPE\n"
     text += f"#\n# Sizes suit {machine}; for another training time write the recipe again with --minutes.\n"

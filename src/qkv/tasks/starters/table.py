@@ -24,7 +24,7 @@ class Starter:
     too_long: str = ""
     exportable_preset: str = ""  # a published architecture that other libraries can load; empty: the default can be
     objective_lines: tuple[RecipeLine, ...] = ()  # keys of [objective]
-    metric: str = ""  # the metric that selects the best weights; empty: the task's main metric
+    metric: str = ""  # the metric that selects the best weights; empty: as `train.metric`
 
 
 STARTERS: dict[str, Starter] = {

@@ -163,7 +163,7 @@ class TrainSection:
     eval_every: int = 0  # in steps; 0 evaluates ten times in the run
     eval_examples: int = 500  # the number of examples for the task's metrics; the loss uses all validation data
     max_eval_fraction: float = 0.1  # of the time; evaluations use a sample if all data takes longer; 1: no limit
-    metric: str = ""  # the metric that selects the best weights; "" is the task's main metric
+    metric: str = ""  # selects the best weights; "" is the task's main metric, or the loss if its sample is small
     eval_beam: int = 1  # the beam size in evaluations
     patience: int = 0  # the run ends after this number of evaluations without improvement; 0 disables it
     trackers: tuple[str, ...] = ()  # any of tensorboard, wandb, trackio
