@@ -1,6 +1,7 @@
 """An index evaluated by relevance judgements, from Python and from files of several formats."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -102,11 +103,31 @@ def test_differences_are_paired(index: qkv.Index) -> None:
     assert set(found.fused_minus) == {"dense", "bm25"}
     gain = found.fused_minus["dense"]["ndcg@10"]
     assert gain.value == found.metrics["fused"]["ndcg@10"] - found.metrics["dense"]["ndcg@10"]
-    differences = found.compare(wrong, resamples=100)
+    differences = found.compare(replace(wrong, data_hash=found.data_hash), resamples=100)  # as if an index were bad
     assert set(differences) == {"fused", "dense", "bm25"}
     assert differences["bm25"]["mean_average_precision"].interval[1] < 0
     same = found.compare(index.evaluate(QUERIES, JUDGEMENTS), resamples=100)
     assert {one.interval for scores in same.values() for one in scores.values()} == {(0.0, 0.0)}  # paired
+
+
+def test_evaluations_of_other_queries_or_judgements_are_not_compared(index: qkv.Index) -> None:
+    found = index.evaluate(QUERIES, JUDGEMENTS, methods=["bm25"])
+    others = [
+        index.evaluate(QUERIES | {"q1": "fox"}, JUDGEMENTS, methods=["bm25"]),
+        index.evaluate(QUERIES, JUDGEMENTS | {"q1": {"fox": 1.0}}, methods=["bm25"]),
+        index.evaluate(QUERIES, dict(reversed(JUDGEMENTS.items())), methods=["bm25"]),
+    ]
+    for other in others:
+        with pytest.raises(UsageError, match="the evaluations are of different data"):
+            found.compare(other)
+    unjudged = QUERIES | {"q4": "a query that is left out"}
+    assert found.compare(index.evaluate(unjudged, JUDGEMENTS, methods=["bm25"]))
+    with pytest.raises(UsageError, match="no metric of a method in common"):
+        found.compare(index.evaluate(QUERIES, JUDGEMENTS, methods=["dense"]))
+    with pytest.raises(UsageError, match="no metric of a method in common"):
+        found.compare(index.evaluate(QUERIES, JUDGEMENTS, methods=["bm25"], metrics=["ndcg@5"]))
+    with pytest.raises(UsageError, match=r"compare: got 5 \(int\)"):
+        found.compare(5)  # type: ignore[arg-type]
 
 
 FILES = {

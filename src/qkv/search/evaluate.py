@@ -28,7 +28,7 @@ from qkv.tasks.metrics import (
     ndcg,
     recall_at,
 )
-from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES
+from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES, check_same_data, hash_data
 
 TOP_PASSAGES = 1000
 """The number of passages that are searched for each query; files that are not among them are not found."""
@@ -74,16 +74,21 @@ class SearchEvaluation:
     fused_minus: dict[Method, dict[str, Difference]]  # the metrics of fused search minus those of each other method
     num_queries: int
     notes: tuple[str, ...]
+    data_hash: str = ""  # of the queries and judgements; evaluations of others cannot be compared
 
     def compare(
         self, other: "SearchEvaluation", resamples: int = DEFAULT_RESAMPLES
     ) -> dict[Method, dict[str, Difference]]:
         """The metrics of another index for the same queries minus those of this one, with intervals and p-values."""
-        return {
-            method: compare_metrics(scores, other.metrics[method], resamples)
-            for method, scores in self.metrics.items()
-            if method in other.metrics
-        }
+        check_same_data(self, other)
+        common = [
+            method for method, scores in self.metrics.items() if scores.keys() & other.metrics.get(method, {}).keys()
+        ]
+        if not common:
+            raise UsageError(
+                "the evaluations have no metric of a method in common; evaluate both with the same methods and metrics"
+            )
+        return {method: compare_metrics(self.metrics[method], other.metrics[method], resamples) for method in common}
 
 
 def evaluate_index(
@@ -131,7 +136,8 @@ def evaluate_index(
         for method, found in scores.items()
         if "fused" in scores and method != "fused"
     }
-    return SearchEvaluation(scores, intervals, fused_minus, len(judged), tuple(notes))
+    data_hash = hash_data([queries[query], judgements[query]] for query in judged)
+    return SearchEvaluation(scores, intervals, fused_minus, len(judged), tuple(notes), data_hash)
 
 
 def find_metric(name: str) -> tuple[str, Callable[..., Score]]:
