@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from search_models import make_embedder
@@ -95,6 +96,26 @@ def test_cutoff_of_a_metric_is_used(index: qkv.Index) -> None:
         "mean_average_precision": 1.0,
         "mean_reciprocal_rank@3": 1.0,
     }
+    one = index.evaluate({"q1": "the"}, judgements, methods="bm25", metrics="recall@1")
+    assert one.metrics == {"bm25": {"recall@1": 1 / 3}}
+
+
+@pytest.mark.parametrize(
+    ("queries", "judgements", "metrics", "message"),
+    [
+        (5, JUDGEMENTS, "map", r"queries must map ids to texts.*got 5 \(int\)"),
+        (QUERIES, [], "map", r"judgements must map ids to files.*got \[\] \(list\)"),
+        (QUERIES, {"q1": ["fox"]}, "map", r"judgements of query 'q1': must map files to their relevance.*\['fox'\]"),
+        (QUERIES, {"q1": {"fox": "x"}}, "map", r"query 'q1', file 'fox': the relevance is 'x' \(str\), but"),
+        (QUERIES, JUDGEMENTS, 5, r"metrics must be a name.*got 5 \(int\)"),
+        (QUERIES, JUDGEMENTS, [5], "metric = '5' is not a metric of search"),
+    ],
+)
+def test_values_of_other_types_are_refused(
+    index: qkv.Index, queries: Any, judgements: Any, metrics: Any, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        index.evaluate(queries, judgements, metrics=metrics)
 
 
 def test_differences_are_paired(index: qkv.Index) -> None:

@@ -188,6 +188,8 @@ def test_only_evaluations_of_the_same_records_are_compared() -> None:
         with pytest.raises(UsageError, match="the evaluations are of different data"):
             found.compare(evaluate(*parts_of(one), records(changed)))
     accuracy, f1 = (evaluate(*parts_of(one), records(listed), metrics=[name]) for name in ("accuracy", "macro_f1"))
+    one_metric = evaluate(*parts_of(one), records(listed), metrics="accuracy")
+    assert one_metric.metrics == accuracy.metrics
     with pytest.raises(UsageError, match="no metric in common: accuracy, and macro_f1"):
         accuracy.compare(f1)
     with pytest.raises(UsageError, match=r"compare: got 5 \(int\)"):

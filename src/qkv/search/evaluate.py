@@ -9,9 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, get_args
 
+from qkv.arguments import check_list, describe_value
 from qkv.data.problems import Problems
 from qkv.data.readers import read
 from qkv.data.records import Record
@@ -96,20 +98,23 @@ def evaluate_index(
     queries: Mapping[str, str],
     judgements: Judgements,
     *,
-    methods: Sequence[Method] = METHODS,
-    metrics: Sequence[str] = DEFAULT_METRICS,
+    methods: Method | Sequence[Method] = METHODS,
+    metrics: str | Sequence[str] = DEFAULT_METRICS,
     resamples: int = DEFAULT_RESAMPLES,
 ) -> SearchEvaluation:
     """Search for each query (id → text), and compare the ranking of files with the judgements of the query."""
-    chosen = dict(map(find_metric, metrics or DEFAULT_METRICS))
+    check_judgements(queries, judgements)
+    check_list(metrics, "metrics must be a name, such as ndcg@10, or a list of names")
+    names = [metrics] if isinstance(metrics, str) else map(str, metrics or DEFAULT_METRICS)
+    chosen = dict(map(find_metric, names))
     notes = []
-    names = known_files(index.files)
+    known = known_files(index.files)
     judged: dict[str, dict[Any, float]] = {}
     unknown: set[str] = set()
     for query, files in judgements.items():
         if query in queries and any(relevance > 0 for relevance in files.values()):
-            judged[query] = {names.get(file, ("not in the index", file)): value for file, value in files.items()}
-            unknown |= files.keys() - names.keys()
+            judged[query] = {known.get(file, ("not in the index", file)): value for file, value in files.items()}
+            unknown |= files.keys() - known.keys()
     if not judged:
         raise UsageError(
             f"none of the {len(queries):,} queries has a relevant file; use the same query ids in both files, and "
@@ -118,7 +123,7 @@ def evaluate_index(
     if left_out := len(queries.keys() | judgements.keys()) - len(judged):
         notes.append(f"{left_out:,} queries left out: they have no text, or no file that is relevant")
     if unknown:
-        if not any(file in names for files in judgements.values() for file in files):
+        if not any(file in known for files in judgements.values() for file in files):
             raise UsageError(
                 f"none of the judged files, such as {min(unknown)!r}, is in the index, whose files are "
                 f"{', '.join(index.files[:3])}, …; name files as the index does, or without folder and suffix"
@@ -126,7 +131,7 @@ def evaluate_index(
         notes.append(f"{len(unknown):,} judged files are not in the index, such as {min(unknown)!r}: not found")
     texts = [queries[query] for query in judged]
     scores: dict[Method, dict[str, float]] = {}
-    for method in methods:
+    for method in (methods,) if isinstance(methods, str) else methods:
         results = index.search(texts, top=TOP_PASSAGES, method=method)
         rankings = [list(dict.fromkeys(hit.file for hit in result)) for result in results]
         scores[method] = {name: score(rankings, list(judged.values())) for name, score in chosen.items()}
@@ -138,6 +143,27 @@ def evaluate_index(
     }
     data_hash = hash_data([queries[query], judgements[query]] for query in judged)
     return SearchEvaluation(scores, intervals, fused_minus, len(judged), tuple(notes), data_hash)
+
+
+def check_judgements(queries: Any, judgements: Any) -> None:
+    """Raise an error if queries are not id → text, or judgements not id → file → number."""
+    if not isinstance(queries, Mapping):
+        raise UsageError(f'queries must map ids to texts, such as {{"q1": "red fox"}}, got {describe_value(queries)}')
+    example = '{"q1": {"fox.txt": 1}}'
+    if not isinstance(judgements, Mapping):
+        raise UsageError(f"judgements must map ids to files, such as {example}, got {describe_value(judgements)}")
+    for query, files in judgements.items():
+        if not isinstance(files, Mapping):
+            raise UsageError(
+                f"judgements of query {query!r}: must map files to their relevance, such as {example}, got "
+                f"{describe_value(files)}"
+            )
+        for file, relevance in files.items():
+            if not isinstance(relevance, Real):
+                raise UsageError(
+                    f"judgements of query {query!r}, file {file!r}: the relevance is {describe_value(relevance)}, but "
+                    "must be a number; 0 is not relevant"
+                )
 
 
 def find_metric(name: str) -> tuple[str, Callable[..., Score]]:

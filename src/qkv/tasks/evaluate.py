@@ -172,6 +172,7 @@ def evaluate(
     chosen = replace(
         chosen,
         batch_size=chosen.batch_size or task.batch_size,
+        metrics=(chosen.metrics,) if isinstance(chosen.metrics, str) else chosen.metrics,
         max_samples=task.max_samples if chosen.max_samples is None else chosen.max_samples,
     )
     found = task.module.evaluate(TextModel(network, require_tokenizer(tokenizer), config), records, chosen)

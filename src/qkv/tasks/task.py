@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, Protocol
 
 from qkv.data.records import Record
@@ -152,10 +153,10 @@ def require_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
     return tokenizer
 
 
-def check_top(top: int, minimum: int = 1) -> None:
-    """Raise an error if the number of requested results is not an integer or too small."""
-    if not isinstance(top, int) or isinstance(top, bool) or top < minimum:
-        raise UsageError(f"top = {top!r}: must be an integer of at least {minimum}")
+def check_count(name: str, value: int, minimum: int = 1) -> None:
+    """Raise an error if a number of results or tokens is not an integer or too small."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < minimum:
+        raise UsageError(f"{name} = {value!r}: must be an integer of at least {minimum}")
 
 
 def check_flag(name: str, value: bool | None) -> None:

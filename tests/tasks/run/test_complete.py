@@ -129,6 +129,8 @@ def test_a_word_may_be_finished_by_other_tokens() -> None:
     prompt = completer.split_prompt("the qu", 10)
     assert prompt.typed == b" qu"
     assert made.complete("the quick\n", max_tokens=2).suggestions
+    with pytest.raises(UsageError, match="max_tokens = '4': must be an integer of at least 1"):
+        made.complete("the", max_tokens="4")
     with pytest.raises(UsageError, match="max_tokens is too large"):
         made.complete("the", max_tokens=1000)
     with torch.inference_mode():

@@ -24,7 +24,7 @@ from qkv.errors import UsageError
 from qkv.models import Decoder
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.tasks.results import Completion, Suggestion
-from qkv.tasks.task import TextModel, check_top
+from qkv.tasks.task import TextModel, check_count
 
 MAX_RETYPED_TOKENS = 8
 """At most this number of tokens at the end of the text are spelled again: the tokens of one word, usually."""
@@ -70,9 +70,8 @@ class Completer:
 
     def complete(self, text: str, *, top: int = 3, max_tokens: int = 8) -> Completion:
         """The `top` most likely continuations of at most `max_tokens` tokens; they end before a line break."""
-        check_top(top)
-        if max_tokens < 1:
-            raise UsageError(f"max_tokens = {max_tokens}: must be at least 1")
+        check_count("top", top)
+        check_count("max_tokens", max_tokens)
         prompt = self.split_prompt(text, max_tokens + MAX_RETYPED_TOKENS)
         if not prompt.ids:  # an empty text, and a tokenizer without BOS
             return Completion(text, [])

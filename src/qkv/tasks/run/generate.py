@@ -60,7 +60,9 @@ def make_generation_options(options: Mapping[str, Any], also_known: Sequence[str
         values["stop"] = ()
     if callable(values.get("logits_processors")):
         values["logits_processors"] = (values["logits_processors"],)
-    return GenerationOptions(**values)
+    made = GenerationOptions(**values)
+    made.check_values()
+    return made
 
 
 def generate_batched(

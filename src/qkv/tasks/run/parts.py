@@ -21,7 +21,7 @@ from qkv.tasks.run.generate import generate_batched, limit_new_tokens, make_gene
 from qkv.tasks.run.long_texts import check_too_long, describe_choices
 from qkv.tasks.run.lost_numbers import StandIns, has_more_numbers, replace_lost_numbers
 from qkv.tasks.run.verbatim import CleanSource, inner_span, leave_out_copied, symbol_check, without_clause_mark
-from qkv.tasks.task import TextModel, check_flag, check_top
+from qkv.tasks.task import TextModel, check_count, check_flag
 from qkv.text.sentences import CharSpan, fit_spans, split_sentences, split_to_fit
 
 log = logging.getLogger("qkv")
@@ -194,7 +194,7 @@ def whole_span(text: str) -> list[CharSpan]:
 
 def with_beams(options: dict[str, Any], top: int) -> dict[str, Any]:
     """The options of a search that returns `top` hypotheses."""
-    check_top(top)
+    check_count("top", top)
     if top == 1:
         return options
     if options.get("temperature"):
