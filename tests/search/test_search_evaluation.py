@@ -39,9 +39,21 @@ def test_names_of_many_files_are_not_compared_in_pairs(monkeypatch: pytest.Monke
             compared.append(other)
             return str.__eq__(self, other)
 
-    monkeypatch.setattr(evaluate, "PurePosixPath", lambda file: SimpleNamespace(stem=Stem(file.removesuffix(".txt"))))
+    def make_path(file: str) -> SimpleNamespace:
+        stem = Stem(file.removesuffix(".txt"))
+        return SimpleNamespace(stem=stem, name=Stem(file), with_suffix=lambda _: stem)
+
+    monkeypatch.setattr(evaluate, "PurePosixPath", make_path)
     assert evaluate.known_files([f"{i}.txt" for i in range(300)])["7"] == "7.txt"
-    assert len(compared) < 1000
+    assert len(compared) < 3000
+
+
+def test_files_have_short_names_unless_several_files_have_the_same() -> None:
+    known = evaluate.known_files(["0/1.txt", "0/2.txt", "1/2.txt", "fox.md", "deep/fox.md", "a/b", "b/b.md"])
+    assert {name for name, file in known.items() if file == "0/1.txt"} == {"0/1.txt", "0/1", "1.txt", "1"}
+    assert (known["0/2"], known["1/2"], known["a/b"], known["b.md"]) == ("0/2.txt", "1/2.txt", "a/b", "b/b.md")
+    assert (known["fox.md"], known["deep/fox.md"]) == ("fox.md", "deep/fox.md")
+    assert not {"2", "2.txt", "fox", "b"} & known.keys()
 
 
 def test_words_find_what_was_judged_relevant(index: qkv.Index) -> None:

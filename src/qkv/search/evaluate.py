@@ -1,11 +1,10 @@
 """Evaluate an index: how well it finds the files that are judged relevant to queries.
 
-A file ranks as high as its best passage. Judgements name a file as the index does (`deep/dog.txt`), or by its name
-without folder and suffix (`dog`), if only one file has it.
+A file ranks as high as its best passage. Judgements name a file as the index does (`deep/dog.txt`), or without its
+folder, its suffix or both (`dog.txt`, `deep/dog`, `dog`), if only one file has this name.
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -126,7 +125,7 @@ def evaluate_index(
         if not any(file in known for files in judgements.values() for file in files):
             raise UsageError(
                 f"none of the judged files, such as {min(unknown)!r}, is in the index, whose files are "
-                f"{', '.join(index.files[:3])}, …; name files as the index does, or without folder and suffix"
+                f"{', '.join(index.files[:3])}, …; name files as the index does, or without folder or suffix"
             )
         notes.append(f"{len(unknown):,} judged files are not in the index, such as {min(unknown)!r}: not found")
     texts = [queries[query] for query in judged]
@@ -190,15 +189,17 @@ def find_metric(name: str) -> tuple[str, Callable[..., Score]]:
 
 
 def known_files(files: Sequence[str]) -> dict[str, str]:
-    """The names by which judgements may refer to files.
+    """The names by which judgements may refer to files: with or without folder and suffix, if only one file has it.
 
-    >>> known_files(["deep/dog.txt", "fox.md", "deep/fox.md"])
-    {'dog': 'deep/dog.txt', 'deep/dog.txt': 'deep/dog.txt', 'fox.md': 'fox.md', 'deep/fox.md': 'deep/fox.md'}
+    >>> known_files(["deep/dog.txt"])
+    {'dog': 'deep/dog.txt', 'dog.txt': 'deep/dog.txt', 'deep/dog': 'deep/dog.txt', 'deep/dog.txt': 'deep/dog.txt'}
     """
-    stems = [PurePosixPath(file).stem for file in files]
-    counts = Counter(stems)
-    short = {stem: file for stem, file in zip(stems, files, strict=True) if counts[stem] == 1}
-    return short | {file: file for file in files}
+    short: dict[str, str | None] = {}
+    for file in files:
+        path = PurePosixPath(file)
+        for name in (path.stem, path.name, str(path.with_suffix(""))):
+            short[name] = file if short.get(name, file) == file else None  # None: several files have this name
+    return {name: file for name, file in short.items() if file is not None} | {file: file for file in files}
 
 
 def read_judged_queries(
