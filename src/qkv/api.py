@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -49,6 +49,12 @@ if TYPE_CHECKING:  # imported in the methods that need them, so that `qkv run` a
 log = logging.getLogger("qkv")
 
 POOLINGS = ("first", "last", "mean")
+REPORT_COMMAND_OPTIONS = {
+    "limit": "--limit of the command is max_records= here",
+    "out": 'to write the page, call .save("report.html") of the result',
+    "json": "for JSON values, call .to_dict() of the result",
+}
+"""Option of `qkv report` that `qkv.report` does not have → what to use instead."""
 EXPORT_FORMATS = ("hf", "ctranslate2", "onnx")
 
 
@@ -97,12 +103,18 @@ def new(
 def report(run: str | Path, **options: Any) -> "RunReport":
     """Is the model of a run good, and what next? The score beside baselines, errors, data problems, and advice.
 
-    `options` are the fields of `qkv.tasks.report.ReportOptions`. `.save("report.html")` writes a page.
+    `options` are the fields of `qkv.tasks.report.ReportOptions`, such as `max_records`, which is `--limit` of the
+    command. `.save("report.html")` writes a page.
 
     >>> report("runs/reviews").save("reviews.html")     # doctest: +SKIP
     """
     from qkv.tasks.report import ReportOptions, make_report
 
+    known = [option.name for option in fields(ReportOptions)]
+    for name in options:
+        if name not in known:
+            same = f"{REPORT_COMMAND_OPTIONS[name]}; " if name in REPORT_COMMAND_OPTIONS else ""
+            raise UsageError(f"qkv.report has no option {name!r}; {same}known: {', '.join(known)}")
     return make_report(run, ReportOptions(**options))
 
 

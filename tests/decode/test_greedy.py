@@ -178,7 +178,7 @@ def test_an_empty_prompt_is_refused(network: Network) -> None:
 
 
 def test_an_encoder_does_not_write() -> None:
-    with pytest.raises(UsageError, match="mlm head"):
+    with pytest.raises(UsageError, match="its head 'mlm'"):
         qkv.new("bert-tiny").generate([3, 4])
 
 

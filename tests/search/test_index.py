@@ -473,9 +473,18 @@ def test_errors_say_what_to_do(
 
 def test_wrong_options_are_refused(notes: Path, model: qkv.Model) -> None:
     index = build(notes, model)
-    for options, message in (({"method": "denser"}, "did you mean 'dense'"), ({"top": 0}, "at least 1")):
+    for options, message in (
+        ({"method": "denser"}, "did you mean 'dense'"),
+        ({"top": 0}, "top = 0: must be an integer of at least 1"),
+        ({"top": "3"}, "top = '3': must be an integer of at least 1"),
+    ):
         with pytest.raises(UsageError, match=message):
             index.search("fox", **options)  # type: ignore[call-overload]
+    for query in (5, None, b"fox", {"q1": "fox"}):
+        with pytest.raises(UsageError, match="query must be a text or a list of texts, got "):
+            index.search(query)  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match=r"model must be a folder, a hub id or a qkv.Model, got 5 \(int\)"):
+        qkv.Index.build(notes, model=5, out=notes.parent / "other")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="query 2 is empty"):
         index.search(["fox", " "])
     with pytest.raises(QkvError, match="lone surrogate"):

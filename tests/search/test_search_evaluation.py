@@ -1,8 +1,10 @@
 """An index evaluated by relevance judgements, from Python and from files of several formats."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from search_models import make_embedder
@@ -37,9 +39,21 @@ def test_names_of_many_files_are_not_compared_in_pairs(monkeypatch: pytest.Monke
             compared.append(other)
             return str.__eq__(self, other)
 
-    monkeypatch.setattr(evaluate, "PurePosixPath", lambda file: SimpleNamespace(stem=Stem(file.removesuffix(".txt"))))
+    def make_path(file: str) -> SimpleNamespace:
+        stem = Stem(file.removesuffix(".txt"))
+        return SimpleNamespace(stem=stem, name=Stem(file), with_suffix=lambda _: stem)
+
+    monkeypatch.setattr(evaluate, "PurePosixPath", make_path)
     assert evaluate.known_files([f"{i}.txt" for i in range(300)])["7"] == "7.txt"
-    assert len(compared) < 1000
+    assert len(compared) < 3000
+
+
+def test_files_have_short_names_unless_several_files_have_the_same() -> None:
+    known = evaluate.known_files(["0/1.txt", "0/2.txt", "1/2.txt", "fox.md", "deep/fox.md", "a/b", "b/b.md"])
+    assert {name for name, file in known.items() if file == "0/1.txt"} == {"0/1.txt", "0/1", "1.txt", "1"}
+    assert (known["0/2"], known["1/2"], known["a/b"], known["b.md"]) == ("0/2.txt", "1/2.txt", "a/b", "b/b.md")
+    assert (known["fox.md"], known["deep/fox.md"]) == ("fox.md", "deep/fox.md")
+    assert not {"2", "2.txt", "fox", "b"} & known.keys()
 
 
 def test_words_find_what_was_judged_relevant(index: qkv.Index) -> None:
@@ -94,6 +108,26 @@ def test_cutoff_of_a_metric_is_used(index: qkv.Index) -> None:
         "mean_average_precision": 1.0,
         "mean_reciprocal_rank@3": 1.0,
     }
+    one = index.evaluate({"q1": "the"}, judgements, methods="bm25", metrics="recall@1")
+    assert one.metrics == {"bm25": {"recall@1": 1 / 3}}
+
+
+@pytest.mark.parametrize(
+    ("queries", "judgements", "metrics", "message"),
+    [
+        (5, JUDGEMENTS, "map", r"queries must map ids to texts.*got 5 \(int\)"),
+        (QUERIES, [], "map", r"judgements must map ids to files.*got \[\] \(list\)"),
+        (QUERIES, {"q1": ["fox"]}, "map", r"judgements of query 'q1': must map files to their relevance.*\['fox'\]"),
+        (QUERIES, {"q1": {"fox": "x"}}, "map", r"query 'q1', file 'fox': the relevance is 'x' \(str\), but"),
+        (QUERIES, JUDGEMENTS, 5, r"metrics must be a name.*got 5 \(int\)"),
+        (QUERIES, JUDGEMENTS, [5], "metric = '5' is not a metric of search"),
+    ],
+)
+def test_values_of_other_types_are_refused(
+    index: qkv.Index, queries: Any, judgements: Any, metrics: Any, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        index.evaluate(queries, judgements, metrics=metrics)
 
 
 def test_differences_are_paired(index: qkv.Index) -> None:
@@ -102,11 +136,31 @@ def test_differences_are_paired(index: qkv.Index) -> None:
     assert set(found.fused_minus) == {"dense", "bm25"}
     gain = found.fused_minus["dense"]["ndcg@10"]
     assert gain.value == found.metrics["fused"]["ndcg@10"] - found.metrics["dense"]["ndcg@10"]
-    differences = found.compare(wrong, resamples=100)
+    differences = found.compare(replace(wrong, data_hash=found.data_hash), resamples=100)  # as if an index were bad
     assert set(differences) == {"fused", "dense", "bm25"}
     assert differences["bm25"]["mean_average_precision"].interval[1] < 0
     same = found.compare(index.evaluate(QUERIES, JUDGEMENTS), resamples=100)
     assert {one.interval for scores in same.values() for one in scores.values()} == {(0.0, 0.0)}  # paired
+
+
+def test_evaluations_of_other_queries_or_judgements_are_not_compared(index: qkv.Index) -> None:
+    found = index.evaluate(QUERIES, JUDGEMENTS, methods=["bm25"])
+    others = [
+        index.evaluate(QUERIES | {"q1": "fox"}, JUDGEMENTS, methods=["bm25"]),
+        index.evaluate(QUERIES, JUDGEMENTS | {"q1": {"fox": 1.0}}, methods=["bm25"]),
+        index.evaluate(QUERIES, dict(reversed(JUDGEMENTS.items())), methods=["bm25"]),
+    ]
+    for other in others:
+        with pytest.raises(UsageError, match="the evaluations are of different data"):
+            found.compare(other)
+    unjudged = QUERIES | {"q4": "a query that is left out"}
+    assert found.compare(index.evaluate(unjudged, JUDGEMENTS, methods=["bm25"]))
+    with pytest.raises(UsageError, match="no metric of a method in common"):
+        found.compare(index.evaluate(QUERIES, JUDGEMENTS, methods=["dense"]))
+    with pytest.raises(UsageError, match="no metric of a method in common"):
+        found.compare(index.evaluate(QUERIES, JUDGEMENTS, methods=["bm25"], metrics=["ndcg@5"]))
+    with pytest.raises(UsageError, match=r"compare: got 5 \(int\)"):
+        found.compare(5)  # type: ignore[arg-type]
 
 
 FILES = {

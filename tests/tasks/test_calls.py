@@ -8,16 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from task_models import decoder, encoder, model, parts_of, seq2seq, stack
+from task_models import decoder, encoder, model, seq2seq, stack
 
 import qkv
 from qkv.decode import score
 from qkv.errors import UsageError
 from qkv.tasks.evaluate import TASKS
-from qkv.tasks.results import GeneratedText, Suggestion
-from qkv.tasks.run.complete import Completer, PartialCompletion
+from qkv.tasks.results import GeneratedText
 from qkv.tasks.run.translation.parts import Part, join_parts
-from qkv.tasks.task import TextModel
 from qkv.text import Tokenizer
 
 CLASSES = ("bad", "good", "so so")
@@ -467,77 +465,3 @@ def test_a_text_too_long_to_summarise_is_refused_if_it_should_be() -> None:
         made.summarise(text, too_long="error")
     assert made.summarise("the fox", too_long="error", max_tokens=4).ids
     assert len(made.summarise(text, max_tokens=4).parts) > 1
-
-
-# ---------------------------------------------------------------- complete
-
-
-def bpe_decoder() -> qkv.Model:
-    texts = ["the quick brown fox jumps over the lazy dog", "the quiet queen quits"] * 20
-    tokenizer = Tokenizer.train("byte-bpe", iter(texts), 300, special_tokens=["pad", "bos", "eos"], template="bos")
-    roles, tower = tokenizer.special_tokens, stack(tokenizer)
-    head = qkv.HeadConfig(kind="lm", outputs=tokenizer.vocab_size, tied=True)
-    config = qkv.Config(decoder=tower, head=head, pad_token_id=roles.pad, eos_token_ids=(roles.eos,))
-    return model(config, tokenizer)
-
-
-@pytest.mark.parametrize("make", [decoder, bpe_decoder])
-def test_suggestions_with_kept_keys_and_values_are_those_of_a_fresh_call(make: Any) -> None:
-    made = make()
-    made.network.eval()
-    text = "the quick brown fox "
-    for end in [*range(1, len(text)), 7, 3, 12]:  # typing, and deleting
-        typed = text[:end]
-        kept = made.complete(typed, top=2, max_tokens=3)
-        fresh = Completer(TextModel(*parts_of(made))).complete(typed, top=2, max_tokens=3)
-        assert [one.text for one in kept.suggestions] == [one.text for one in fresh.suggestions]
-        found, expected = ([one.probability for one in side.suggestions] for side in (kept, fresh))
-        assert found == pytest.approx(expected, rel=1e-3)
-
-
-def test_an_interrupted_call_and_other_weights_leave_no_old_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = decoder()
-    made.complete("the lazy dog and runs")
-
-    def interrupt(*_: Any, **__: Any) -> Any:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("qkv.tasks.run.complete.next_logits", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            made.complete("the quick brown fox")
-    fresh = Completer(TextModel(*parts_of(made))).complete("the quick brown fox")
-    assert made.complete("the quick brown fox") == fresh
-    made.network.double()
-    assert made.complete("the quick brown fox").suggestions
-
-
-def test_a_word_may_be_finished_by_other_tokens() -> None:
-    """The tokens of "qu" are not the first tokens of "quick": what was typed is spelled again."""
-    made = bpe_decoder()
-    word = made.tokenizer.encode(" quick", add_special_tokens=False)
-    assert len(word) == 1
-    completer = Completer(TextModel(*parts_of(made)))
-    logits = torch.full((1, made.tokenizer.vocab_size), -5.0)
-    logits[0, word[0]] = 5.0
-    prompt = completer.split_prompt("the qu", 10)
-    assert prompt.typed == b" qu"
-    assert made.complete("the quick\n", max_tokens=2).suggestions
-    with pytest.raises(UsageError, match="max_tokens is too large"):
-        made.complete("the", max_tokens=1000)
-    (best,) = completer.extend(PartialCompletion([], b"", 0.0), logits[0], prompt.typed, 1, 8)
-    assert best.spelled == b" quick"
-
-
-def test_long_and_unknown_texts_are_completed() -> None:
-    made = decoder()
-    long = made.complete("the fox " * 50, max_tokens=2)
-    assert len(long.suggestions) == 3
-    assert len(long.summary()) < 60
-    assert made.complete("the 猫", max_tokens=2).suggestions
-    assert isinstance(made.complete("").suggestions[0], Suggestion)
-    before = made.complete("the quick", max_tokens=2)
-    with torch.no_grad():
-        for parameter in made.network.parameters():
-            parameter.mul_(-1.5)
-    assert made.complete("the quick", max_tokens=2) != before  # keys and values of old weights are not used

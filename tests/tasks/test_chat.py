@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,6 +76,13 @@ def test_a_template_that_needs_a_system_prompt() -> None:
     assert model.chat("Hello", system="Be kind.", max_tokens=2).messages[-1]["role"] == "assistant"
     with pytest.raises(qkv.QkvError, match="no system prompt"):
         model.chat("Hello")
+
+
+@pytest.mark.parametrize("option", [{"max_tokens": "5"}, {"stream": "yes"}, {"special": "x"}])
+def test_options_of_other_types_are_refused(option: dict[str, Any]) -> None:
+    ((name, value),) = option.items()
+    with pytest.raises(UsageError, match=f"{name} = {value!r}: must be"):
+        MODEL.chat("hi", **option)
 
 
 def test_a_chat_is_continued_with_its_messages() -> None:

@@ -178,6 +178,24 @@ def test_files_of_an_evaluation_are_texts_or_paths(tmp_path: Path) -> None:
             load_records(task, wrong)  # type: ignore[arg-type]
 
 
+def test_only_evaluations_of_the_same_records_are_compared() -> None:
+    one, other = (encoder(qkv.HeadConfig(kind="classify", labels=("a", "b")), seed) for seed in (1, 2))
+    listed = [{"text": f"fox {number}", "label": "ab"[number % 2]} for number in range(20)]
+    found = evaluate(*parts_of(one), records(listed))
+    assert "accuracy" in found.compare(evaluate(*parts_of(other), records(listed), metrics=["accuracy"]))
+    changes = [{"text": "dog", "label": "a"}, {"text": "fox 0", "label": "b"}]  # another input, and another target
+    for changed in ([changes[0], *listed[1:]], [changes[1], *listed[1:]], listed[::-1], listed[:-1]):
+        with pytest.raises(UsageError, match="the evaluations are of different data"):
+            found.compare(evaluate(*parts_of(one), records(changed)))
+    accuracy, f1 = (evaluate(*parts_of(one), records(listed), metrics=[name]) for name in ("accuracy", "macro_f1"))
+    one_metric = evaluate(*parts_of(one), records(listed), metrics="accuracy")
+    assert one_metric.metrics == accuracy.metrics
+    with pytest.raises(UsageError, match="no metric in common: accuracy, and macro_f1"):
+        accuracy.compare(f1)
+    with pytest.raises(UsageError, match=r"compare: got 5 \(int\)"):
+        found.compare(5)  # type: ignore[arg-type]
+
+
 def test_an_evaluation_prints_its_metrics() -> None:
     made = encoder(qkv.HeadConfig(kind="classify", labels=("a", "b")))
     found = evaluate(*parts_of(made), records([{"text": "a fox", "label": "a"}, {"text": "dog", "label": "b"}] * 5))

@@ -16,7 +16,9 @@ from torch.nn import functional as F
 
 import qkv
 from qkv import cli
+from qkv.cli.run import print_result
 from qkv.cli.train import FALLBACK_INPUTS, PAIR_INPUT, example_input
+from qkv.tasks.results import Answer
 from qkv.tasks.run import classify
 from qkv.tasks.task import TextModel
 
@@ -434,6 +436,16 @@ def test_options_for_writing_are_refused_where_nothing_is_written(
     assert "--threshold is for a model that predicts the class" in err
     _, err = said(capsys, ["run", str(models / "answer"), "who?"], code=2)
     assert "with a tab between them" in err
+
+
+def test_no_answer_is_an_empty_line_for_a_program(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nothing = Answer("", -1, -1, 0.0)
+    print_result("who?\tAnna runs", nothing, json=False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    print_result("who?\tAnna runs", nothing, json=False)
+    assert capsys.readouterr().out == "\n(no answer)\n"
 
 
 def test_options_of_a_task_reach_it(models: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,6 +47,11 @@ def test_a_lone_surrogate_is_refused_and_its_place_named(trained, before, surrog
             call(text)
 
 
+def test_texts_of_a_batch_are_counted_from_one(trained):
+    with pytest.raises(QkvError, match=r"text 2 of the batch has a lone surrogate, U\+D800"):
+        trained["byte"].encode_batch(["good", "\ud800"])
+
+
 # -------------------------------------------------------------------- one megabyte of one character
 
 

@@ -240,8 +240,14 @@ def print_result(line: str, result: Any, json: bool, *, whole: bool = False, all
         print(json_format.dumps(replace_nonfinite({"input": line, **values}), ensure_ascii=False, allow_nan=False))
     elif is_vector:
         print(" ".join(f"{value:.6g}" for value in result.tolist()))
-    else:
-        print("" if result is None else result if all else result.body() if whole else result.summary())
+    elif result is None:
+        print()
+    elif all:
+        print(result)
+    elif result.summary():
+        print(result.body() if whole else result.summary())
+    else:  # on a terminal, "(no answer)"; for a program, a line that is empty
+        print(result.body().strip() if sys.stdout.isatty() else "")
 
 
 def given_options(options: dict[str, Any]) -> list[str]:

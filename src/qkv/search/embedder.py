@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from qkv.api import Model, load
+from qkv.arguments import describe_value
 from qkv.errors import QkvError, UsageError
 from qkv.search.vectors import normalize
 from qkv.tasks.run.example_batches import build_unlabelled_examples
@@ -33,6 +34,8 @@ class Embedder:
     ) -> None:
         if batch_size < 1:
             raise UsageError(f"batch_size = {batch_size}: a batch needs at least 1 passage; raise it")
+        if not isinstance(model, Model | str | Path):
+            raise UsageError(f"model must be a folder, a hub id or a qkv.Model, got {describe_value(model)}")
         self.name = "" if isinstance(model, Model) else _absolute_name(model)
         self.model = model if isinstance(model, Model) else load(model, device=device)
         self.pooling, self.batch_size = pooling, batch_size

@@ -1,17 +1,18 @@
 """Evaluate an index: how well it finds the files that are judged relevant to queries.
 
-A file ranks as high as its best passage. Judgements name a file as the index does (`deep/dog.txt`), or by its name
-without folder and suffix (`dog`), if only one file has it.
+A file ranks as high as its best passage. Judgements name a file as the index does (`deep/dog.txt`), or without its
+folder, its suffix or both (`dog.txt`, `deep/dog`, `dog`), if only one file has this name.
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, get_args
 
+from qkv.arguments import check_list, describe_value
 from qkv.data.problems import Problems
 from qkv.data.readers import read
 from qkv.data.records import Record
@@ -28,7 +29,7 @@ from qkv.tasks.metrics import (
     ndcg,
     recall_at,
 )
-from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES
+from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES, check_same_data, hash_data
 
 TOP_PASSAGES = 1000
 """The number of passages that are searched for each query; files that are not among them are not found."""
@@ -74,16 +75,21 @@ class SearchEvaluation:
     fused_minus: dict[Method, dict[str, Difference]]  # the metrics of fused search minus those of each other method
     num_queries: int
     notes: tuple[str, ...]
+    data_hash: str = ""  # of the queries and judgements; evaluations of others cannot be compared
 
     def compare(
         self, other: "SearchEvaluation", resamples: int = DEFAULT_RESAMPLES
     ) -> dict[Method, dict[str, Difference]]:
         """The metrics of another index for the same queries minus those of this one, with intervals and p-values."""
-        return {
-            method: compare_metrics(scores, other.metrics[method], resamples)
-            for method, scores in self.metrics.items()
-            if method in other.metrics
-        }
+        check_same_data(self, other)
+        common = [
+            method for method, scores in self.metrics.items() if scores.keys() & other.metrics.get(method, {}).keys()
+        ]
+        if not common:
+            raise UsageError(
+                "the evaluations have no metric of a method in common; evaluate both with the same methods and metrics"
+            )
+        return {method: compare_metrics(self.metrics[method], other.metrics[method], resamples) for method in common}
 
 
 def evaluate_index(
@@ -91,20 +97,23 @@ def evaluate_index(
     queries: Mapping[str, str],
     judgements: Judgements,
     *,
-    methods: Sequence[Method] = METHODS,
-    metrics: Sequence[str] = DEFAULT_METRICS,
+    methods: Method | Sequence[Method] = METHODS,
+    metrics: str | Sequence[str] = DEFAULT_METRICS,
     resamples: int = DEFAULT_RESAMPLES,
 ) -> SearchEvaluation:
     """Search for each query (id → text), and compare the ranking of files with the judgements of the query."""
-    chosen = dict(map(find_metric, metrics or DEFAULT_METRICS))
+    check_judgements(queries, judgements)
+    check_list(metrics, "metrics must be a name, such as ndcg@10, or a list of names")
+    names = [metrics] if isinstance(metrics, str) else map(str, metrics or DEFAULT_METRICS)
+    chosen = dict(map(find_metric, names))
     notes = []
-    names = known_files(index.files)
+    known = known_files(index.files)
     judged: dict[str, dict[Any, float]] = {}
     unknown: set[str] = set()
     for query, files in judgements.items():
         if query in queries and any(relevance > 0 for relevance in files.values()):
-            judged[query] = {names.get(file, ("not in the index", file)): value for file, value in files.items()}
-            unknown |= files.keys() - names.keys()
+            judged[query] = {known.get(file, ("not in the index", file)): value for file, value in files.items()}
+            unknown |= files.keys() - known.keys()
     if not judged:
         raise UsageError(
             f"none of the {len(queries):,} queries has a relevant file; use the same query ids in both files, and "
@@ -113,15 +122,15 @@ def evaluate_index(
     if left_out := len(queries.keys() | judgements.keys()) - len(judged):
         notes.append(f"{left_out:,} queries left out: they have no text, or no file that is relevant")
     if unknown:
-        if not any(file in names for files in judgements.values() for file in files):
+        if not any(file in known for files in judgements.values() for file in files):
             raise UsageError(
                 f"none of the judged files, such as {min(unknown)!r}, is in the index, whose files are "
-                f"{', '.join(index.files[:3])}, …; name files as the index does, or without folder and suffix"
+                f"{', '.join(index.files[:3])}, …; name files as the index does, or without folder or suffix"
             )
         notes.append(f"{len(unknown):,} judged files are not in the index, such as {min(unknown)!r}: not found")
     texts = [queries[query] for query in judged]
     scores: dict[Method, dict[str, float]] = {}
-    for method in methods:
+    for method in (methods,) if isinstance(methods, str) else methods:
         results = index.search(texts, top=TOP_PASSAGES, method=method)
         rankings = [list(dict.fromkeys(hit.file for hit in result)) for result in results]
         scores[method] = {name: score(rankings, list(judged.values())) for name, score in chosen.items()}
@@ -131,7 +140,29 @@ def evaluate_index(
         for method, found in scores.items()
         if "fused" in scores and method != "fused"
     }
-    return SearchEvaluation(scores, intervals, fused_minus, len(judged), tuple(notes))
+    data_hash = hash_data([queries[query], judgements[query]] for query in judged)
+    return SearchEvaluation(scores, intervals, fused_minus, len(judged), tuple(notes), data_hash)
+
+
+def check_judgements(queries: Any, judgements: Any) -> None:
+    """Raise an error if queries are not id → text, or judgements not id → file → number."""
+    if not isinstance(queries, Mapping):
+        raise UsageError(f'queries must map ids to texts, such as {{"q1": "red fox"}}, got {describe_value(queries)}')
+    example = '{"q1": {"fox.txt": 1}}'
+    if not isinstance(judgements, Mapping):
+        raise UsageError(f"judgements must map ids to files, such as {example}, got {describe_value(judgements)}")
+    for query, files in judgements.items():
+        if not isinstance(files, Mapping):
+            raise UsageError(
+                f"judgements of query {query!r}: must map files to their relevance, such as {example}, got "
+                f"{describe_value(files)}"
+            )
+        for file, relevance in files.items():
+            if not isinstance(relevance, Real):
+                raise UsageError(
+                    f"judgements of query {query!r}, file {file!r}: the relevance is {describe_value(relevance)}, but "
+                    "must be a number; 0 is not relevant"
+                )
 
 
 def find_metric(name: str) -> tuple[str, Callable[..., Score]]:
@@ -158,15 +189,17 @@ def find_metric(name: str) -> tuple[str, Callable[..., Score]]:
 
 
 def known_files(files: Sequence[str]) -> dict[str, str]:
-    """The names by which judgements may refer to files.
+    """The names by which judgements may refer to files: with or without folder and suffix, if only one file has it.
 
-    >>> known_files(["deep/dog.txt", "fox.md", "deep/fox.md"])
-    {'dog': 'deep/dog.txt', 'deep/dog.txt': 'deep/dog.txt', 'fox.md': 'fox.md', 'deep/fox.md': 'deep/fox.md'}
+    >>> known_files(["deep/dog.txt"])
+    {'dog': 'deep/dog.txt', 'dog.txt': 'deep/dog.txt', 'deep/dog': 'deep/dog.txt', 'deep/dog.txt': 'deep/dog.txt'}
     """
-    stems = [PurePosixPath(file).stem for file in files]
-    counts = Counter(stems)
-    short = {stem: file for stem, file in zip(stems, files, strict=True) if counts[stem] == 1}
-    return short | {file: file for file in files}
+    short: dict[str, str | None] = {}
+    for file in files:
+        path = PurePosixPath(file)
+        for name in (path.stem, path.name, str(path.with_suffix(""))):
+            short[name] = file if short.get(name, file) == file else None  # None: several files have this name
+    return {name: file for name, file in short.items() if file is not None} | {file: file for file in files}
 
 
 def read_judged_queries(

@@ -8,7 +8,7 @@ for hit in index.search("how to renew a passport"):
 
 import logging
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, overload
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args, overload
 import numpy as np
 import torch
 
+from qkv.arguments import describe_value
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.files import to_path
 from qkv.progress import OnStage
@@ -29,6 +30,7 @@ from qkv.search.ranking import FUSION_DEPTH, Ranking, fuse, match_weights, rank_
 from qkv.search.results import Method, SearchHit, SearchResult
 from qkv.search.vectors import VectorSearch
 from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES
+from qkv.tasks.task import check_count
 from qkv.text.bm25 import BM25
 from qkv.text.training_text import check_text
 
@@ -128,6 +130,8 @@ class Index:
         exact: every passage is compared. Above a million passages, vectors are searched approximately, if faiss is
         installed.
         """
+        if not isinstance(query, Iterable) or isinstance(query, bytes | Mapping):
+            raise UsageError(f"query must be a text or a list of texts, got {describe_value(query)}")
         queries = [query] if isinstance(query, str) else list(query)
         for number, one in enumerate(queries):
             where = "the query" if isinstance(query, str) else f"query {number + 1}"
@@ -136,8 +140,7 @@ class Index:
                 raise UsageError(f"{where} is empty; give at least one word to search for")
         if method not in get_args(Method):
             raise UsageError(f"method = {method!r} is unknown; {suggest_name(str(method), get_args(Method))}")
-        if top < 1:
-            raise UsageError(f"top = {top}: at least 1 passage must be returned; raise it")
+        check_count("top", top)
         rankings = self._rank(queries, top, method)
         results = [
             SearchResult(one, method, [self._hit(int(i), float(score)) for i, score in zip(*ranking, strict=True)])
@@ -165,14 +168,14 @@ class Index:
         queries: Mapping[str, str],
         judgements: Judgements,
         *,
-        methods: Sequence[Method] = METHODS,
-        metrics: Sequence[str] = DEFAULT_METRICS,
+        methods: Method | Sequence[Method] = METHODS,
+        metrics: str | Sequence[str] = DEFAULT_METRICS,
         resamples: int = DEFAULT_RESAMPLES,
     ) -> SearchEvaluation:
         """How well each method finds the files that are relevant: nDCG@10, MAP, recall@100 and MRR@10, with intervals.
 
         `queries` maps ids to texts, and `judgements` maps ids to the relevance of files. A file ranks as high as its
-        best passage. `metrics` selects others, such as "ndcg@5", "map", "recall@20" or "mrr@10".
+        best passage. `metrics` selects others, such as "ndcg@5", "map", "recall@20" or "mrr@10": one, or a list.
         """
         return evaluate_index(self, queries, judgements, methods=methods, metrics=metrics, resamples=resamples)
 

@@ -14,7 +14,7 @@ from qkv.tasks.evaluate import TASKS, check_texts, find_task
 from qkv.tasks.evaluate import run as run_task
 from qkv.tasks.results import Answer, ChatReply, ClassPrediction, Completion, FilledText, GeneratedText, TaggedText
 from qkv.tasks.run.translation import parts
-from qkv.tasks.task import TextModel, require_tokenizer
+from qkv.tasks.task import TextModel, check_flag, require_tokenizer
 from qkv.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -172,6 +172,7 @@ class TaskCalls:
         called with each text instead. Other options are the fields of `qkv.decode.GenerationOptions`; `max_tokens` is
         512 by default.
         """
+        check_flag("stream", stream)
         chat = self.find_chat(template)
         if stream:
             from qkv.tasks.chat.reply_stream import ReplyStream

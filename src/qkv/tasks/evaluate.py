@@ -10,6 +10,7 @@ from qkv.data.records import Record
 from qkv.errors import UsageError, shorten, suggest_name
 from qkv.models import Config, Network
 from qkv.tasks.metrics import confidence_intervals
+from qkv.tasks.metrics.bootstrap import hash_data
 from qkv.tasks.run import answer, classify, embed, fill, language, tag, text_to_text
 from qkv.tasks.task import Evaluation, EvaluationOptions, Task, TextModel, require_tokenizer
 from qkv.text import Tokenizer
@@ -173,10 +174,12 @@ def evaluate(
     chosen = replace(
         chosen,
         batch_size=chosen.batch_size or task.batch_size,
+        metrics=(chosen.metrics,) if isinstance(chosen.metrics, str) else chosen.metrics,
         max_samples=task.max_samples if chosen.max_samples is None else chosen.max_samples,
     )
     found = task.module.evaluate(TextModel(network, require_tokenizer(tokenizer), config), records, chosen)
-    return replace(found, intervals=confidence_intervals(found.metrics, chosen.resamples))
+    intervals = confidence_intervals(found.metrics, chosen.resamples)
+    return replace(found, intervals=intervals, data_hash=hash_data(record.fields for record in records))
 
 
 def main_metric(config: Config, records: Sequence[Record]) -> str:

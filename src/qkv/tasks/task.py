@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, Protocol
 
 from qkv.data.records import Record
@@ -9,7 +10,7 @@ from qkv.errors import UsageError, suggest_name
 from qkv.models import Config, Network
 from qkv.progress import OnProgress
 from qkv.tasks.metrics import ClassReport, Difference, Interval, compare_metrics
-from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES
+from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES, check_same_data
 from qkv.tasks.results import format_rows
 from qkv.text import Tokenizer
 from qkv.train.watch import Sample
@@ -27,9 +28,16 @@ class Evaluation:
     signatures: Mapping[str, str] = field(default_factory=dict)  # how a metric was computed, as sacreBLEU states it
     report: ClassReport | None = None  # the scores of each class, and the confusion matrix
     intervals: Mapping[str, Interval] = field(default_factory=dict)  # 95 % confidence intervals of metrics
+    data_hash: str = ""  # of the records; evaluations of other records cannot be compared
 
     def compare(self, other: "Evaluation", resamples: int = DEFAULT_RESAMPLES) -> dict[str, Difference]:
         """The metrics of another model on the same records minus those of this one, with intervals and p-values."""
+        check_same_data(self, other)
+        if not self.metrics.keys() & other.metrics.keys():
+            raise UsageError(
+                f"the evaluations have no metric in common: {', '.join(self.metrics)}, and {', '.join(other.metrics)}; "
+                "evaluate both with the same metrics"
+            )
         return compare_metrics(self.metrics, other.metrics, resamples)
 
     def __repr__(self) -> str:
@@ -146,10 +154,10 @@ def require_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
     return tokenizer
 
 
-def check_top(top: int, minimum: int = 1) -> None:
-    """Raise an error if the number of requested results is not an integer or too small."""
-    if not isinstance(top, int) or isinstance(top, bool) or top < minimum:
-        raise UsageError(f"top = {top!r}: must be an integer of at least {minimum}")
+def check_count(name: str, value: int, minimum: int = 1) -> None:
+    """Raise an error if a number of results or tokens is not an integer or too small."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < minimum:
+        raise UsageError(f"{name} = {value!r}: must be an integer of at least {minimum}")
 
 
 def check_flag(name: str, value: bool | None) -> None:

@@ -128,7 +128,7 @@ class Tokenizer:
 
     @staticmethod
     def _check_batch(texts: Sequence[Any]) -> None:
-        for number, text in enumerate(texts):
+        for number, text in enumerate(texts, 1):
             check_text(text, f"text {number} of the batch")
 
     def _to_vocab_ids(self, ids: list[int]) -> list[int]:

@@ -377,6 +377,13 @@ def test_a_folder_that_is_not_there_gets_the_nearest_name(tmp_path: Path, monkey
         make_report("en-fr")  # a model in the box
 
 
+def test_unknown_options_of_the_function_are_named() -> None:
+    with pytest.raises(UsageError, match="has no option 'limit'; --limit of the command is max_records= here; known: "):
+        qkv.report("runs/x", limit=50)
+    with pytest.raises(UsageError, match="has no option 'records'; known: max_records, seconds, curve_minutes, device"):
+        qkv.report("runs/x", records=50)
+
+
 def test_the_command_writes_a_page_and_json(healthy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["report", str(healthy), "--limit", "50"]) == 0
     out = capsys.readouterr().out

@@ -126,6 +126,10 @@ def test_running_gives_what_generate_gives_in_order() -> None:
     assert [result.text for result in results[len(SOURCES) :]] == ["", ""]
     with pytest.raises(UsageError, match="did you mean 'max_tokens'"):
         text_to_text.run(TextModel(*parts_of(made)), texts, max_token=12)
+    with pytest.raises(UsageError, match="unknown option 'foo'; known: ") as caught:
+        made.translate("fox", foo=1)
+    known = str(caught.value).partition("known: ")[2].split(", ")
+    assert len(known) == len(set(known))
 
 
 def test_a_decoder_goes_on_without_the_end_that_its_tokenizer_adds() -> None:

@@ -12,7 +12,7 @@ from qkv.models import Network
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.tasks.results import ChatReply
 from qkv.tasks.run.generate import make_generation_options
-from qkv.tasks.task import TextModel
+from qkv.tasks.task import TextModel, check_flag
 from qkv.text.chat_template import JinjaChatTemplate, Message, check_message
 
 log = logging.getLogger("qkv")
@@ -44,6 +44,7 @@ class Chat:
         **options: Any,
     ) -> ChatReply:
         """Generate the assistant's reply to the last message."""
+        check_flag("special", special)
         listed = make_messages(messages, system)
         generation = make_generation_options({"max_tokens": max_tokens, **options})
         if self.template.is_plain:

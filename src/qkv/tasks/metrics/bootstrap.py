@@ -9,11 +9,15 @@ predictions give the same intervals.
 R resamples, N units
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
+from json import dumps
+from typing import Any
 
 import numpy as np
 
+from qkv.errors import UsageError, shorten
 from qkv.tasks.metrics.score import Score
 
 Interval = tuple[float, float]
@@ -59,6 +63,28 @@ def compare_metrics(
         num_further = int((np.abs(resampled - resampled.mean()) >= abs(value)).sum())
         differences[name] = Difference(value, percentiles(resampled), (num_further + 1) / (resamples + 1))
     return differences
+
+
+def hash_data(records: Iterable[Any]) -> str:
+    """A short hash of what a model is evaluated on: the records in their order, as JSON values."""
+    found = blake2b(digest_size=16)
+    for record in records:
+        found.update(dumps(record, sort_keys=True, default=str).encode() + b"\n")
+    return found.hexdigest()
+
+
+def check_same_data(one: Any, other: Any) -> None:
+    """Raise an error if two evaluations, which have a `data_hash`, are not of the same data."""
+    if type(other) is not type(one):
+        raise UsageError(
+            f"compare: got {shorten(repr(other), 60)} ({type(other).__name__}); pass what evaluate returns for another "
+            f"model or index ({type(one).__name__})"
+        )
+    if one.data_hash != other.data_hash:
+        raise UsageError(
+            "the evaluations are of different data, so their scores cannot be compared in pairs; evaluate both on the "
+            "same records (or queries and judgements), in the same order"
+        )
 
 
 def bootstrap(metrics: Mapping[str, float], resamples: int, seed: int = SEED) -> dict[str, np.ndarray]:

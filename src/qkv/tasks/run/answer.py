@@ -26,7 +26,7 @@ from qkv.progress import OnProgress
 from qkv.tasks import metrics
 from qkv.tasks.results import Answer
 from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, batches, max_sequence_length
-from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, check_top, select_metrics, select_usable
+from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, check_count, select_metrics, select_usable
 from qkv.text.words import include_marks
 from qkv.train.watch import Sample
 
@@ -51,7 +51,7 @@ def run(
     With `top` above 1, an answer has up to `top` − 1 alternatives, which do not overlap it or each other. "No answer"
     is one of them if it is allowed.
     """
-    check_top(top)
+    check_count("top", top)
     for number, pair in enumerate(texts):
         if isinstance(pair, str) or len(pair) != 2:
             raise UsageError(

@@ -27,7 +27,7 @@ from qkv.tasks.run.example_batches import (
     max_sequence_length,
 )
 from qkv.tasks.run.long_texts import add_truncation_note, check_text_lengths, check_too_long, handle_long_texts
-from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, check_top, select_metrics, select_usable
+from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, check_count, select_metrics, select_usable
 from qkv.text.sentences import fit_spans
 from qkv.train.watch import Sample
 
@@ -58,7 +58,7 @@ def run(
     check_too_long(too_long, TOO_LONG_CHOICES)
     if model.config.head.is_regression and (top or threshold is not None):
         raise UsageError("this model predicts a score, not a class, so it has no top and no threshold; leave them out")
-    check_top(top, minimum=0)
+    check_count("top", top, minimum=0)
     is_number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
     if threshold is not None and not (is_number and 0 <= threshold <= 1):
         raise UsageError(f"threshold = {threshold!r}: must be a number between 0 and 1, because it is a probability")

@@ -8,6 +8,7 @@ W hypotheses, V vocabulary
 """
 
 import copy
+import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,21 +24,24 @@ from qkv.errors import UsageError
 from qkv.models import Decoder
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.tasks.results import Completion, Suggestion
-from qkv.tasks.task import TextModel, check_top
+from qkv.tasks.task import TextModel, check_count
 
 MAX_RETYPED_TOKENS = 8
 """At most this number of tokens at the end of the text are spelled again: the tokens of one word, usually."""
+
+
+MIN_BEAM = 16
+"""The search keeps this number of hypotheses, or 1.5 · `top` if that is more. So it is the same up to `top` = 10."""
 
 
 @dataclass
 class PartialCompletion:
     """A continuation during the search."""
 
-    ids: list[int]
+    token: int  # the last one
     spelled: bytes  # of all tokens after those that the model has read
     logprob: float
     num_new: int = 0  # tokens that add to what was typed
-    is_finished: bool = False
 
 
 class PromptTokens(NamedTuple):
@@ -66,23 +70,18 @@ class Completer:
 
     def complete(self, text: str, *, top: int = 3, max_tokens: int = 8) -> Completion:
         """The `top` most likely continuations of at most `max_tokens` tokens; they end before a line break."""
-        check_top(top)
-        if max_tokens < 1:
-            raise UsageError(f"max_tokens = {max_tokens}: must be at least 1")
+        check_count("top", top)
+        check_count("max_tokens", max_tokens)
         prompt = self.split_prompt(text, max_tokens + MAX_RETYPED_TOKENS)
         if not prompt.ids:  # an empty text, and a tokenizer without BOS
             return Completion(text, [])
+        width = max(MIN_BEAM, 3 * top // 2)
         with torch.inference_mode(), eval_mode(self.network):
-            hypotheses = self.search(self.read(prompt.ids), prompt.typed, top, max_tokens)
-            if not hypotheses and prompt.typed:  # the vocabulary cannot spell it, so the model reads its tokens
-                prompt = PromptTokens([*prompt.ids, *prompt.typed_ids], b"", [])
-                hypotheses = self.search(self.read(prompt.ids), b"", top, max_tokens)
-        suggestions: list[Suggestion] = []
-        for one in hypotheses:
-            added = one.spelled[len(prompt.typed) :].decode("utf-8", "ignore").split("\n")[0]
-            if added and added not in [other.text for other in suggestions]:
-                suggestions.append(Suggestion(added, float(torch.tensor(one.logprob, dtype=torch.float64).exp())))
-        return Completion(text, suggestions[:top])
+            found = self.search(self.read(prompt.ids), prompt.typed, width, max_tokens)
+            if not found and prompt.typed:  # the vocabulary cannot spell it, so the model reads its tokens
+                found = self.search(self.read([*prompt.ids, *prompt.typed_ids]), b"", width, max_tokens)
+        best = sorted(found.items(), key=lambda item: -item[1])[:top]
+        return Completion(text, [Suggestion(added, math.exp(min(0.0, logprob))) for added, logprob in best])
 
     def split_prompt(self, text: str, num_reserved: int) -> PromptTokens:
         """Split a text before its last word, and drop the beginning of a text that is too long."""
@@ -122,58 +121,66 @@ class Completer:
         self.cache, self.cached_ids = cache, list(ids)
         return promote_to_float32(logits)
 
-    def search(self, logits: Tensor, typed: bytes, width: int, max_tokens: int) -> list[PartialCompletion]:
-        """A beam search whose hypotheses begin with the bytes `typed`; the most likely first."""
+    def search(self, logits: Tensor, typed: bytes, width: int, max_tokens: int) -> dict[str, float]:
+        """A beam search: continuation → its log-probability, given that the text begins with the bytes `typed`.
+
+        Log-probabilities during the search are those of all tokens from the first on, so that a rare spelling of what
+        was typed has a low one. The probability of `typed` is the sum of its spellings, and divides at the end.
+        """
         assert self.cache is not None
         cache = copy_cache(self.network, self.cache, max_tokens + MAX_RETYPED_TOKENS)
-        beams, finished = [PartialCompletion([], b"", 0.0)], list[PartialCompletion]()
+        beams, found = [PartialCompletion(0, b"", 0.0)], dict[str, float]()
+        typed_logprob = -math.inf if typed else 0.0
         for _ in range(max_tokens + MAX_RETYPED_TOKENS):
-            grown = [
-                (row, new)
-                for row, beam in enumerate(beams)
-                for new in self.extend(beam, logits[row], typed, width, max_tokens)
-            ]
-            grown.sort(key=lambda pair: -pair[1].logprob)
-            finished += [one for _, one in grown[:width] if one.is_finished]
-            kept = [(row, one) for row, one in grown[:width] if not one.is_finished]
+            logprobs = logits.log_softmax(-1) + logits.new_tensor([[beam.logprob] for beam in beams])  # (W, V)
+            for row, beam in enumerate(beams):
+                if rest := typed[len(beam.spelled) :]:
+                    longer, shorter = self.matching_tokens(rest)
+                    typed_logprob = add_logprobs(typed_logprob, float(logprobs[row, longer].logsumexp(-1)))
+                    allowed = [*longer, *shorter]
+                    only_allowed = torch.full_like(logprobs[row], -math.inf)
+                    only_allowed[allowed] = logprobs[row, allowed]
+                    logprobs[row] = only_allowed
+            best = logprobs.flatten().topk(min(2 * width, logprobs.numel()))
+            kept: list[tuple[int, PartialCompletion]] = []
+            for index, logprob in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+                if logprob == -math.inf:
+                    break
+                row, token = divmod(index, logprobs.shape[-1])
+                text = self.token_bytes.later_bytes[token]
+                spelled = beams[row].spelled + text
+                added = spelled[len(typed) :]
+                num_new = beams[row].num_new + bool(added)
+                if text and b"\n" not in added and num_new < max_tokens:
+                    kept.append((row, PartialCompletion(token, spelled, logprob, num_new)))
+                elif suggestion := added.decode("utf-8", "ignore").split("\n")[0]:  # a special token has no text
+                    found[suggestion] = add_logprobs(found.get(suggestion, -math.inf), logprob)
+            worst = sorted(found.values())[-width] if len(found) >= width else -math.inf
+            kept = [(row, one) for row, one in kept[:width] if one.logprob > worst]
             if not kept:
                 break
             beams = [one for _, one in kept]
-            reorder_cache(cache, torch.tensor([row for row, _ in kept], device=logits.device))
-            new = torch.tensor([[one.ids[-1]] for one in beams], device=logits.device)
+            reorder_cache(cache, torch.tensor([row for row, _ in kept], device=logits.device), len(self.cached_ids))
+            new = torch.tensor([[one.token] for one in beams], device=logits.device)
             logits = promote_to_float32(next_logits(self.network, new, None, cache=cache, cross_cache=None))
-        found = [one for one in finished if one.spelled.startswith(typed)]
-        return sorted(found, key=lambda one: -one.logprob)[:width]
+        return {text: logprob - typed_logprob for text, logprob in found.items()}
 
-    def extend(
-        self, beam: PartialCompletion, logits: Tensor, typed: bytes, width: int, max_tokens: int
-    ) -> list[PartialCompletion]:
-        """The most likely continuations of a hypothesis by one token."""
-        rest = typed[len(beam.spelled) :]
-        if rest:  # among the tokens that agree with what was typed
-            allowed = torch.tensor(self.matching_tokens(rest), dtype=torch.long, device=logits.device)
-            if not len(allowed):
-                return []
-            logits = logits[allowed]
-        best = logits.log_softmax(-1).topk(min(width, len(logits)))
-        tokens = (allowed[best.indices] if rest else best.indices).tolist()
-        extended = []
-        for token, logprob in zip(tokens, best.values.tolist(), strict=True):
-            text = self.token_bytes.later_bytes[token]
-            spelled = beam.spelled + text
-            num_new = beam.num_new + (len(spelled) > len(typed))
-            ends = (
-                not text or b"\n" in spelled[len(typed) :] or num_new == max_tokens
-            )  # a special token, such as EOS, has no text
-            extended.append(PartialCompletion([*beam.ids, token], spelled, beam.logprob + logprob, num_new, ends))
-        return extended
-
-    def matching_tokens(self, rest: bytes) -> list[int]:
-        """The tokens that begin with `rest`, and those that `rest` begins with."""
+    def matching_tokens(self, rest: bytes) -> tuple[list[int], list[int]]:
+        """The tokens that begin with `rest`, and the shorter ones that `rest` begins with."""
         first = bisect_left(self.sorted_bytes, rest)
         last = bisect_left(self.sorted_bytes, rest + b"\xff" * 64, lo=first)
         shorter = [token for end in range(1, len(rest)) for token in self.by_bytes.get(rest[:end], ())]
-        return [*self.sorted_ids[first:last], *shorter]
+        return self.sorted_ids[first:last], shorter
+
+
+def add_logprobs(first: float, second: float) -> float:
+    """The log-probability of one of two events that exclude each other.
+
+    >>> round(math.exp(add_logprobs(math.log(0.2), math.log(0.3))), 6), add_logprobs(-math.inf, -math.inf)
+    (0.5, -inf)
+    """
+    low, high = sorted((first, second))
+    return high if low == -math.inf else high + math.log1p(math.exp(low - high))
 
 
 def last_word_start(text: str) -> int:

@@ -23,7 +23,7 @@ from qkv.tasks.results import FilledText
 from qkv.tasks.run.example_batches import ExampleBatches, batches, max_sequence_length
 from qkv.tasks.run.language import encode_records, label_units
 from qkv.tasks.run.long_texts import check_text_lengths, check_too_long
-from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, check_top, select_metrics, select_usable
+from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, check_count, select_metrics, select_usable
 from qkv.text import Tokenizer
 from qkv.train.watch import Sample
 
@@ -49,7 +49,7 @@ def run(
     `too_long` is what happens to a text with too many tokens: "window", where the model reads the tokens around the
     masks, several times if they are far apart, and the log counts these texts; or "error".
     """
-    check_top(top)
+    check_count("top", top)
     check_too_long(too_long, TOO_LONG_CHOICES)
     tokenizer = model.tokenizer
     mask = require_token("mask", tokenizer.special_tokens.mask, "filling in masked words")

@@ -50,7 +50,7 @@ def make_generation_options(options: Mapping[str, Any], also_known: Sequence[str
     known = [option.name for option in fields(GenerationOptions)]
     for name in options:
         if name not in known:
-            raise UsageError(f"unknown option {name!r}; {suggest_name(name, [*known, *also_known])}")
+            raise UsageError(f"unknown option {name!r}; {suggest_name(name, {*known, *also_known})}")
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
     }
@@ -60,7 +60,9 @@ def make_generation_options(options: Mapping[str, Any], also_known: Sequence[str
         values["stop"] = ()
     if callable(values.get("logits_processors")):
         values["logits_processors"] = (values["logits_processors"],)
-    return GenerationOptions(**values)
+    made = GenerationOptions(**values)
+    made.check_values()
+    return made
 
 
 def generate_batched(

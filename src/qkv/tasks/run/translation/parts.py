@@ -30,7 +30,7 @@ from qkv.tasks.run.translation.verbatim import (
     symbol_check,
     without_clause_mark,
 )
-from qkv.tasks.task import TextModel, check_flag, check_top
+from qkv.tasks.task import TextModel, check_count, check_flag
 from qkv.text.sentences import CharSpan, fit_spans, split_sentences, split_to_fit
 
 log = logging.getLogger("qkv")
@@ -208,7 +208,7 @@ def whole_span(text: str) -> list[CharSpan]:
 
 def with_beams(options: dict[str, Any], top: int) -> dict[str, Any]:
     """The options of a search that returns `top` hypotheses."""
-    check_top(top)
+    check_count("top", top)
     if top == 1:
         return options
     if options.get("temperature"):
