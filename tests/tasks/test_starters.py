@@ -310,6 +310,7 @@ def test_guessed_columns_leave_out_ids_and_tell_scores_from_labels(tmp_path: Pat
             "不错的天气{n},今天天气好{n},{mod}",
             {"text": "a", "second": "b", "label": "mood"},
         ),
+        ("classification", "w1,w2,rel", "king{n},queen{n},{mod}", {"text": "w1", "second": "w2", "label": "rel"}),
         ("seq2seq", "text_en,text_id", "good morning {n},selamat pagi {n}", {"source": "text_en", "target": "text_id"}),
     ],
 )

@@ -48,7 +48,7 @@ def print_report(report: RunReport, console: Console) -> None:
     if report.learning_curve is not None:
         curve = report.learning_curve
         _heading(f"Learning curve of {curve.model}", console)
-        points = [f"{one.records:,} records: {format_score(curve.metric, one.score)}" for one in curve.points]
+        points = [f"{one.records:,} {curve.unit}s: {format_score(curve.metric, one.score)}" for one in curve.points]
         console.print(Text(", ".join(points)))
         console.print(Text(f"Twice the data: about {describe_gain(curve)}"))
     elif report.errors is not None:

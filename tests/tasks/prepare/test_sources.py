@@ -137,6 +137,19 @@ def test_only_files_with_lists_have_another_key_in_the_cache(tmp_path: Path) -> 
         assert ("list_fields" in files.content_key(lambda path: "")) == (name == "lists")
 
 
+def test_one_of_several_files_of_instructions_may_have_inputs(tmp_path: Path) -> None:
+    row: dict[str, str] = {"instruction": "Add.", "output": "3"}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row | {"input": "1 and 2"}) + "\n")
+    (tmp_path / "b.jsonl").write_text(json.dumps(row) + "\n")
+    files = [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]
+    sources = open_sources(
+        sample_recipe(tmp_path, "causal_lm", "a.jsonl", data={"train": files, "valid_fraction": 0.0})
+    )
+    (part,) = sources.train.values()
+    found = [record.fields["messages"][0]["content"] for record in part.records(Problems())]
+    assert found == ["Add.\n\n1 and 2", "Add."]
+
+
 def test_a_prompt_without_a_response_is_no_chat() -> None:
     with pytest.raises(UsageError, match="no column is recognised as the response"):
         match_columns("causal_lm", ["prompt", "id"], "x")

@@ -302,7 +302,7 @@ def test_the_learning_curve_of_a_language_model_is_its_loss(tmp_path: Path) -> N
     train(open_recipe(tmp_path / "language.toml", changes))
     curve = make_report(tmp_path / "run", ReportOptions(max_records=5, curve_minutes=0.01)).learning_curve
     assert curve is not None
-    assert curve.metric == "loss"
+    assert (curve.metric, curve.unit) == ("loss", "excerpt")
     assert [round(point.records / curve.points[-1].records, 2) for point in curve.points] == [0.25, 0.5, 1.0]
     assert all(0 < point.score < 10 for point in curve.points)
 

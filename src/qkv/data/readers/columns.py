@@ -129,7 +129,7 @@ class FieldSelector:
         self.columns = None if columns is None else {field: str(column) for field, column in columns.items()}
         self.file = file
         self.optional = optional
-        self.missing_fields = set(columns or ())  # fields that no object had so far
+        self.missing_fields = set(columns or ()) - set(optional)  # fields that no object had so far
         self.known_names: dict[str, None] = {}  # names found while some field is missing, in order
         self.num_searched = 0
 

@@ -90,7 +90,7 @@ export function curveChart(curve) {
     html(
       "figure",
       {class: "chart"},
-      html("figcaption", {}, "Score over the number of training records; dashed: the extrapolation with its 95 % interval"),
+      html("figcaption", {}, `Score over the number of training ${curve.unit}s; dashed: the extrapolation with its 95 % interval`),
       drawChart(
         sentence,
         [

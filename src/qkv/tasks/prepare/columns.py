@@ -13,6 +13,9 @@ from qkv.data.readers.columns import get_nested, is_number
 from qkv.errors import UsageError, suggest_name
 from qkv.text.bm25 import normalized_words
 
+COPIED_FRACTION = 0.9
+"""A column is a copy of another if more than this fraction of its values have the same words."""
+
 
 class UnrecognisedColumns(UsageError):
     """No column is recognised as a field that an objective needs. Programs may guess columns and try again."""
@@ -130,9 +133,10 @@ def _guess_class_columns(columns: Sequence[str], values: Mapping[str, Sequence[s
     lengths = {name: sum(map(len, values[name])) for name in columns}
     label = min(columns, key=lambda name: (len(set(values[name])), lengths[name]))
     others = [name for name in columns if name != label]
-    others = [name for name in others if is_text_column(values[name])] or others
+    words = [name for name in others if any(map(str.isalpha, "".join(values[name])))]  # no numbers and dates
+    others = [name for name in others if is_text_column(values[name])] or words or others
     longest = max(others, key=lambda name: lengths[name])
-    texts = [name for name in others if 2 * lengths[name] >= lengths[longest] and is_text_column(values[name])]
+    texts = [name for name in others if 2 * lengths[name] >= lengths[longest]]
     if len(texts) != 2 or is_copy(*(values[name] for name in texts)):
         texts = [longest]
     is_score = all(map(is_number, values[label])) and any(float(value) % 1 for value in values[label])
@@ -159,6 +163,6 @@ def is_text_column(values: Sequence[str]) -> bool:
 
 
 def is_copy(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Whether most pairs of values have the same words, as a text and its normalised form have."""
+    """Whether nearly all pairs of values have the same words, as a text and its normalised form have."""
     num_same = sum(normalized_words(a) == normalized_words(b) for a, b in zip(first, second, strict=True))
-    return 2 * num_same > len(first)
+    return num_same > COPIED_FRACTION * len(first)

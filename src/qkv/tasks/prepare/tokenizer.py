@@ -5,7 +5,7 @@ loads it instead of training it again.
 """
 
 import shutil
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -34,6 +34,7 @@ SAMPLE_SEED = 0
 PROBE_CHARS = 16_000_000  # characters from which the number of all characters is estimated
 SAMPLE_KEY = "training_sample"  # in tokenizer_config.json: the fraction of the text, if it is a sample
 MIN_SYMBOL_TEXTS = 5  # a symbol in fewer texts counts as unseen
+MAX_SYMBOL_TEXTS = 100_000  # of new data for a trained tokenizer
 ENDLESS_TRAINING_EXAMPLES = 20_000  # examples of an endless dataset: enough to contain its whole vocabulary
 NOT_TEXT = ("label", "tags", "score", "starts")  # fields that a tokenizer does not learn from
 
@@ -48,13 +49,16 @@ def load_or_train_tokenizer(
         path = run_path(to_path(given))
         folder = path if path.exists() else resolve_folder(given)
         try:
-            return Tokenizer.load(folder), f"the tokenizer of {given}"
+            loaded = Tokenizer.load(folder)
         except QkvError as error:
             if section.from_:
                 raise
             raise QkvError(
                 f"{error}\nmodel.from = {given!r} has no tokenizer; set tokenizer.from to a folder that has one"
             ) from None
+        if isinstance(loaded.config.get(SYMBOLS_KEY), str):
+            add_symbols(loaded, sources)
+        return loaded, f"the tokenizer of {given}"
     required = OBJECTIVES[recipe.objective.kind].required_tokens(recipe.objective)
     options = [section.kind, section.vocab_size, section.lowercase, section.min_frequency]
     identities = [source.identity(root) for source in sources]
@@ -117,16 +121,10 @@ def train_tokenizer(
     special_tokens = required.special_tokens
     if section.kind not in BYTE_LEVEL_KINDS:
         special_tokens = (special_tokens[0], "unk", *special_tokens[1:])
-    num_texts = Counter[str]()  # by character
-
-    def count_characters(texts: Iterable[str]) -> Iterator[str]:
-        for text in texts:
-            num_texts.update(set(text))
-            yield text
-
+    counts = Counter[str]()
     tokenizer = Tokenizer.train(
         section.kind,
-        count_characters(training_texts(sources, fractions)),
+        count_symbols(training_texts(sources, fractions), counts),
         section.vocab_size,
         special_tokens=special_tokens,
         num_sentinels=required.num_sentinels,
@@ -135,9 +133,31 @@ def train_tokenizer(
         min_frequency=section.min_frequency,
         progress=partial(progress, "training the tokenizer") if progress else None,
     )
-    symbols = [one for one, count in num_texts.items() if count >= MIN_SYMBOL_TEXTS and category(one)[0] in "PS"]
-    tokenizer.config[SYMBOLS_KEY] = "".join(sorted(symbols))
+    tokenizer.config[SYMBOLS_KEY] = frequent_symbols(counts)
     return tokenizer
+
+
+def count_symbols(texts: Iterable[str], counts: Counter[str]) -> Iterator[str]:
+    """The texts, while `counts` counts for each character the texts that have it."""
+    for text in texts:
+        counts.update(set(text))
+        yield text
+
+
+def frequent_symbols(counts: Counter[str]) -> str:
+    """The symbols and punctuation marks that are in at least `MIN_SYMBOL_TEXTS` texts."""
+    return "".join(
+        sorted(one for one, count in counts.items() if count >= MIN_SYMBOL_TEXTS and category(one)[0] in "PS")
+    )
+
+
+def add_symbols(tokenizer: Tokenizer, sources: Sequence[DataSource]) -> None:
+    """Add the symbols of new training data to those that a tokenizer has seen."""
+    counts = Counter[str]()
+    texts = training_texts(sources, [1.0] * len(sources))
+    deque(count_symbols(islice(texts, MAX_SYMBOL_TEXTS), counts), maxlen=0)
+    symbols = {*tokenizer.config[SYMBOLS_KEY], *frequent_symbols(counts)}
+    tokenizer.config[SYMBOLS_KEY] = "".join(sorted(symbols))
 
 
 def sample_fractions(sources: Sequence[DataSource]) -> list[float]:

@@ -71,6 +71,7 @@ class LearningCurve:
     points: tuple[CurvePoint, ...]
     gain: Gain
     seconds: float
+    unit: str = "record"
 
     def to_dict(self) -> dict[str, Any]:
         """The curve for JSON, with the scale of its scores."""
@@ -200,7 +201,8 @@ def language_curve(
     def score(model: TextModel, seconds: float) -> float:
         return evaluate(model.network, model.tokenizer, model.config, records, max_samples=0).metrics[metric]
 
-    return train_on_fractions(metric, recipe, model_folder, training, records, score, minutes)
+    curve = train_on_fractions(metric, recipe, model_folder, training, records, score, minutes)
+    return None if curve is None else replace(curve, unit="excerpt")
 
 
 def train_on_fractions(

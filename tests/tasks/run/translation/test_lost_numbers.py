@@ -24,6 +24,7 @@ EN_FR = qkv.load("en-fr")
         ("It cost 12,99 euros.", "Ça coûtait 12 euros.", "It cost 1985 euros."),
         ("It is -5 degrees.", "Il fait froid.", "It is 24 degrees."),
         ("That's 3 + 4 = 7.", "C'est 3 sur 7.", "That's 24."),
+        ("We know 2>1.", "On sait 21.", "We know 24."),
         ("We are 1,250.", "Nous sommes 1250.", None),
         ("We are 1,250.", "Nous sommes 1 250.", None),
         ("At 10:30.", "À 10 h 30.", None),

@@ -1,5 +1,6 @@
 """What a translator copies as it is: URLs, list markers, and symbols that its tokenizer never saw."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ import qkv
 from qkv.data import FileLocation, Record
 from qkv.data.objectives.table import RequiredTokens
 from qkv.errors import UsageError
-from qkv.tasks.prepare.tokenizer import train_tokenizer
+from qkv.tasks.prepare.tokenizer import add_symbols, train_tokenizer
 from qkv.tasks.results import GeneratedText, WordLink
 from qkv.tasks.run.translation.verbatim import inner_span, leave_out_copied, symbol_check
 from qkv.text import Tokenizer
@@ -44,6 +45,7 @@ UNSEEN = "☃♥€“”–—😀👩💻".__contains__
         ("Write to anna.b@mail.org.", "Write to.", ["anna.b@mail.org"]),
         ("Open src/main.py, /etc/hosts and ../a.", "Open, and.", ["src/main.py", "/etc/hosts", "../a"]),
         ("He and/or she, 12/05, 3 km/h", "He and/or she, 12/05, 3 km/h", []),
+        ("He/she.They 24/7.Yes 1/2.5", "He/she.They 24/7.Yes 1/2.5", []),
     ],
 )
 def test_what_the_model_reads(text: str, read: str, copied: list[str]) -> None:
@@ -58,6 +60,11 @@ def test_texts_in_unseen_brackets_are_translated_and_inserted() -> None:
     assert source.text == "Tom lives in Oslo."
     assert [one.text for one in source.copied] == ["(mon ami)", "(Norway)"]
     assert leave_out_copied("Tom (my friend)", UNSEEN).text == "Tom (my friend)", "the tokenizer knows brackets"
+    source = leave_out_copied(
+        "Go (now)☃ [(then)](https://a.b/(x)).", "()[]☃".__contains__, {"now": "là", "then": "puis"}
+    )
+    assert source.text == "Go."
+    assert [one.text for one in source.copied] == ["(là)☃", "[(puis)](https://a.b/(x))"]
 
 
 @pytest.mark.parametrize(
@@ -153,6 +160,15 @@ def test_a_tokenizer_of_a_run_lists_the_symbols_of_its_text() -> None:
     assert [is_unseen(one) for one in "+£☃#°😀a5"] == [False, False, False, True, True, True, False, False]
 
 
+def test_symbols_of_new_training_data_are_seen() -> None:
+    tokenizer = qkv.load("en-fr").tokenizer
+    assert tokenizer is not None
+    records = [Record({"source": "I (he)", "target": "Je (il)"}, FileLocation("a.tsv", i)) for i in range(5)]
+    add_symbols(tokenizer, [SimpleNamespace(records=lambda problems: iter(records))])  # type: ignore[list-item]
+    is_unseen = symbol_check(tokenizer)
+    assert [is_unseen(one) for one in "().#"] == [False, False, False, True]
+
+
 @pytest.mark.parametrize("kind", ["char", "word", "unigram", "bpe", "wordpiece"])
 def test_symbols_count_as_seen_in_every_kind_of_tokenizer(kind: str) -> None:
     texts = ["The dogs’ “balls” , ☃ … 。", "“Yes” … 。 ☃ the dogs’"] * 30
@@ -188,6 +204,11 @@ def test_letters_of_every_script_are_read(kind: str) -> None:
         ("I saw Tom (my brother) yesterday.", "J'ai vu Tom (mon frère) hier."),
         ("He lives in Paris (France).", "Il vit à Paris (France)."),
         ("(Hello!) The cat is black.", "(Salut !) Le chat est noir."),
+        ("(I am very tired).", "(Je suis très fatigué)."),
+        ("(the shop is closed) 2020", "(le magasin est fermé) 2020"),
+        ("I have a dog (my best friend)😀.", "J'ai un chien (ma meilleure amie)😀."),
+        ("THE MEN (AND THE WOMEN) ARE HERE.", "LES HOMMES (ET LES FEMMES) SONT LÀ."),
+        ("I read https://example.org/(my-page)/index yesterday.", "J'ai lu https://example.org/(my-page)/index hier."),
         ("12", "12"),
         ("...", "..."),
         ("Hi Tom,\n\nThank you very much,\nTom", "Salut Tom,\n\nMerci beaucoup,\nTom"),
@@ -196,6 +217,18 @@ def test_letters_of_every_script_are_read(kind: str) -> None:
 )
 def test_the_translator_in_the_box_copies_what_it_cannot_know(text: str, translation: str) -> None:
     assert EN_FR.translate(text).text == translation
+
+
+def test_texts_in_brackets_of_a_long_text_are_translated() -> None:
+    model = qkv.load("en-fr")
+    model.config = replace(model.config, reads_sentences=False)
+    assert model.translate("The dog (my best friend) is here. " * 40).text.count("(ma meilleure amie)") == 40
+
+
+def test_only_brackets_have_an_empty_alignment() -> None:
+    result = EN_FR.translate("(I am tired) 5 (he is old)", align=True, top=2)
+    assert result.text == "(Je suis fatigué) 5 (il est vieux)"
+    assert result.alignment == []
 
 
 def test_alignment_and_alternatives_have_the_copies() -> None:

@@ -22,6 +22,7 @@ NUMBER = re.compile(
 )
 DIGITS = re.compile(r"\d+")
 DECIMALS = re.compile(r"[.,](?!\d{3}(?!\d))\d")  # not thousands
+OPERATORS = set("+*×÷=<>")
 MIN_DIGITS = 3  # of a number that is not written in words
 # By the number of digits (at most): common numbers, years, telephone numbers.
 STAND_INS = {
@@ -124,12 +125,12 @@ def other_numbers(sentence: str, translation: str) -> Counter[str]:
 
 
 def written_forms(number: str) -> list[str]:
-    """A number as it was written and, unless it has decimals, without separators.
+    """A number as it was written and, unless it has decimals or is a calculation, without separators.
 
     >>> written_forms("1,250"), written_forms("12.5")
     (['1,250', '1250'], ['12.5'])
     """
-    return [number] if DECIMALS.search(number) else [number, "".join(DIGITS.findall(number))]
+    return [number] if DECIMALS.search(number) or OPERATORS & set(number) else [number, "".join(DIGITS.findall(number))]
 
 
 def read_digits(text: str) -> Counter[str]:

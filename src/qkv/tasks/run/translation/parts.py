@@ -54,6 +54,11 @@ class Part:
     prefix: str = ""
     result: GeneratedText | None = None
 
+    @property
+    def has_letters(self) -> bool:
+        """Whether there is something to translate; other texts are copied."""
+        return any(map(str.isalpha, self.source))
+
 
 def translate(
     model: TextModel,
@@ -87,24 +92,32 @@ def translate(
     reads_sentences = model.config.reads_sentences is not False
     is_unseen = symbol_check(model.tokenizer)
 
+    def is_split(text: str) -> bool:
+        return bool(sentences or (sentences is None and (reads_sentences or not fits(text))))
+
     def split(text: str) -> list[Part]:
-        if not (sentences or (sentences is None and (reads_sentences or not fits(text)))):
+        if not is_split(text):
             return [Part(text[start:end], (start, end)) for start, end in whole_span(text)]
         spans = [inner_span(text, span) for span in split_sentences(text)]
         if model.config.reads_sentences:  # all sentences that it knows are complete, so it would complete a clause
             spans = [without_clause_mark(text, span) for span in spans]
         spans = [part for span in spans for part in split_to_fit(text, span, fits)]
         found = [read_sentence(text[start:end], (start, end)) for start, end in spans]
-        return [part for part in found if any(map(str.isalpha, part.source))]  # a part without letters is copied
+        return [part for part in found if part.has_letters or find_asides(text[slice(*part.span)], is_unseen)]
 
     def read_sentence(sentence: str, span: CharSpan) -> Part:
         clean = leave_out_copied(sentence, is_unseen, translations)
         source = lower_capitals(clean.text, model.tokenizer)
         return Part(source, span, clean, source != clean.text)
 
-    asides = [aside for text in texts for _, aside in find_asides(text, is_unseen) if is_translated(aside)]
+    asides = [
+        aside
+        for text in filter(is_split, texts)
+        for _, aside in find_asides(text, is_unseen)
+        if is_translated(aside, text)
+    ]
     translations = dict[str, str]()
-    if asides and (sentences or (sentences is None and reads_sentences)):
+    if asides:
         found = translate(model, asides, sentences=True, prompt=prompt, batch_size=batch_size, **options)
         translations = {aside: fit_aside(aside, result.text) for aside, result in zip(asides, found, strict=True)}
     parts = [split(text) for text in texts]
@@ -114,8 +127,10 @@ def translate(
     flat = [part for several in parts for part in several]
 
     def generate(chosen: Sequence[Part], progress: OnProgress | None) -> None:
-        generate_parts(model, chosen, prompt, with_beams(options, top), TRANSLATE_OPTIONS, batch_size, progress)
+        read = [part for part in chosen if part.has_letters]
+        generate_parts(model, read, prompt, with_beams(options, top), TRANSLATE_OPTIONS, batch_size, progress)
         for part in chosen:
+            part.result = part.result or GeneratedText(part.source, part.source, 0.0, "end", [])
             finish_part(model, part, prompt, align)
 
     generate(flat, progress)
@@ -139,7 +154,7 @@ def finish_part(model: TextModel, part: Part, prompt: str, align: bool) -> None:
 
     @cache
     def find_links(target: str, ids: tuple[int, ...]) -> list[WordLink]:
-        return align_words(model, part.source, target, ids, prompt)
+        return align_words(model, part.source, target, ids, prompt) if part.has_letters else []
 
     def complete(result: GeneratedText) -> GeneratedText:
         if part.clean is None:

@@ -20,7 +20,11 @@ from qkv.text.words import split_words
 
 URL = re.compile(r"(?<!\w)(?:https?://|www\.\w)[^\s<>\"]*[^\s<>\"'.,;:!?)\]»”…]", re.IGNORECASE)
 EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
-FILE_PATH = re.compile(r"(?<![\w/.])(?:(?:~|\.\.?|/\w[\w.-]*)/[\w./-]*\w|(?:\w[\w.-]*/)+[\w-]+\.\w{1,5}(?!\w))")
+FILE_PATH = re.compile(
+    r"(?<![\w/.-])"
+    r"(?:(?:~|\.\.?|/\w[\w.-]*)/[\w./-]*\w"  # ~/notes, ../a, /etc/hosts
+    r"|(?:[A-Za-z_][\w.-]*/)+[\w-]+\.(?=\w*[a-z])[a-z0-9]{1,5}(?!\w))"  # src/main.py
+)
 BULLET = re.compile(r"[-–—*•·]\s+")
 ITEM_NUMBER = re.compile(r"\(?\d{1,3}[.)]\s+(?=([^\W\d_]+))")
 PAIRED_MARKS = {"(": ")", "[": "]", '"': '"', "'": "'", "“": "”", "«": "»", "<": ">"}
@@ -160,16 +164,21 @@ def find_asides(text: str, is_unseen: Callable[[str], bool]) -> list[tuple[CharS
     >>> find_asides("He (my brother) wrote f(x).", "()".__contains__)
     [((3, 15), 'my brother')]
     """
-    return [(one.span(), one[1] or one[2]) for one in ASIDE.finditer(text) if is_unseen(text[one.start()])]
+    urls = [extend_url(text, *match.span()) for match in URL.finditer(text)]
+    found = [(one.span(), one[1] or one[2]) for one in ASIDE.finditer(text) if is_unseen(text[one.start()])]
+    return [one for one in found if not any(start < one[0][0] and one[0][1] <= end for start, end in urls)]
 
 
-def is_translated(aside: str) -> bool:
-    """Whether a text in brackets has a word in lower case. Names, abbreviations and numbers are copied.
+def is_translated(aside: str, text: str) -> bool:
+    """Whether a text in brackets has a word in lower case, or is among capitals. Names and numbers are copied.
 
-    >>> is_translated("my brother"), is_translated("United Nations"), is_translated("3-2")
-    (True, False, False)
+    >>> is_translated("my brother", "Tom (my brother)"), is_translated("United Nations", "the UN (United Nations)")
+    (True, False)
+    >>> is_translated("AND I", "TOM (AND I)"), is_translated("3-2", "3-2")
+    (True, False)
     """
-    return any(aside[start].islower() for start, _ in split_words(aside))
+    words = split_words(aside)
+    return any(aside[start].islower() for start, _ in words) or (text.isupper() and len(words) > 1)
 
 
 def fit_aside(aside: str, translation: str) -> str:
@@ -207,10 +216,7 @@ def leave_out_copied(
             characters.extend(plain)
             origins.extend([i] * len(plain))
 
-    asides = {
-        span: f"{text[span[0]]}{(translations or {}).get(aside, aside)}{text[span[1] - 1]}"
-        for span, aside in find_asides(text, is_unseen)
-    }
+    asides = dict(find_asides(text, is_unseen))
     for first, last in copied_spans(text, is_unseen, list(asides)):
         while first > position and last < len(text) and PAIRED_MARKS.get(text[first - 1]) == text[last]:
             first, last = first - 1, last + 1
@@ -222,7 +228,12 @@ def leave_out_copied(
             drop_spaces()
         while not characters and position < len(text) and text[position].isspace():
             position += 1
-        copy = asides.get((first, last), text[first:last])
+        copy, end = "", first
+        for (start, stop), aside in asides.items():
+            if first <= start and stop <= last:
+                copy += text[end : start + 1] + (translations or {}).get(aside, aside)
+                end = stop - 1
+        copy += text[end:last]
         copied.append(CopiedText(copy, len(characters), is_after_space, is_before_space))
     read_until(len(text))
     return CleanSource(text, "".join(characters), copied, origins)
