@@ -15,7 +15,14 @@ from qkv.models.tables.architecture import (
     Renamed,
     TensorNames,
 )
-from qkv.models.tables.common_rows import ACTIVATIONS_AND_ALIASES, BUFFERS, SPECIAL_TOKENS_SEQ2SEQ
+from qkv.models.tables.common_rows import (
+    ACTIVATIONS_AND_ALIASES,
+    BUFFERS,
+    CLASSIFIER_SEQ2SEQ,
+    CLASSIFY_SEQ2SEQ,
+    SPECIAL_TOKENS_SEQ2SEQ,
+    task_head,
+)
 
 FINAL_BIAS = "final_logits_bias"
 
@@ -72,14 +79,6 @@ BODY: TensorNames = {
 }
 LM: FieldRows = {"kind": "lm", "tied": ConfigKey("tie_word_embeddings", True), "bias": True}
 LM_NAMES: TensorNames = {"head.out": "lm_head", "head.out.bias": Renamed(FINAL_BIAS, is_row_vector=True)}
-CLASSIFY: FieldRows = {
-    "kind": "classify",
-    "pool": "last",
-    "dense": "tanh",
-    "bias": True,
-    "dropout": ConfigKey("classifier_dropout", 0.0),
-}
-CLASSIFIER: TensorNames = {"head.dense": "classification_head.dense", "head.out": "classification_head.out_proj"}
 ALIASES = {"shared.weight": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")}
 
 
@@ -97,10 +96,8 @@ def _bart(name: str, class_prefix: str, rows: FieldRows) -> Architecture:
         heads=(
             HeadTable(f"{class_prefix}Model"),
             HeadTable(f"{class_prefix}ForConditionalGeneration", LM, LM_NAMES, "vocab_size"),
-            HeadTable(f"{class_prefix}ForSequenceClassification", CLASSIFY, CLASSIFIER, "labels"),
-            HeadTable(
-                f"{class_prefix}ForQuestionAnswering", {"kind": "span", "bias": True}, {"head.out": "qa_outputs"}, 2
-            ),
+            task_head(class_prefix, "classify", CLASSIFY_SEQ2SEQ, CLASSIFIER_SEQ2SEQ),
+            task_head(class_prefix, "span"),
         ),
     )
 

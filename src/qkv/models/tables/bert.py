@@ -12,7 +12,7 @@ from qkv.models.tables.architecture import (
     Json,
     TensorNames,
 )
-from qkv.models.tables.common_rows import ACTIVATIONS_AND_ALIASES, BUFFERS, SPECIAL_TOKENS, head_dropout
+from qkv.models.tables.common_rows import ACTIVATIONS_AND_ALIASES, BUFFERS, SPECIAL_TOKENS, head_dropout, task_head
 
 STACK: FieldRows = {
     "vocab_size": ConfigKey("vocab_size", 30522),
@@ -58,11 +58,9 @@ NEEDS: dict[str, tuple[Any, ...]] = {
 ACTIVATION = ConfigKey("hidden_act", "gelu", ACTIVATIONS_AND_ALIASES)
 TIED = ConfigKey("tie_word_embeddings", True)
 DROPOUT = head_dropout("classifier_dropout", "hidden_dropout_prob")
-POOLED: FieldRows = {"kind": "classify", "dense": "tanh", "bias": True, "dropout": DROPOUT}
-TAG: FieldRows = {"kind": "tag", "bias": True, "dropout": DROPOUT}
-SPAN: FieldRows = {"kind": "span", "bias": True}
+POOLED: FieldRows = {"dense": "tanh", "bias": True, "dropout": DROPOUT}
+TAG: FieldRows = {"bias": True, "dropout": DROPOUT}
 MLM: FieldRows = {"kind": "mlm", "dense": ACTIVATION, "dense_norm": True, "tied": TIED, "bias": True}
-QA_NAMES: TensorNames = {"head.out": "qa_outputs"}
 
 POOLER: TensorNames = {"head.dense": "{prefix}pooler.dense"}
 CLASSIFIER: TensorNames = {**POOLER, "head.out": "classifier"}
@@ -84,12 +82,12 @@ BERT = Architecture(
     ignored=BUFFERS,
     heads=(
         HeadTable("BertModel", {"kind": "embed", "dense": "tanh"}, POOLER),
-        HeadTable("BertForMaskedLM", MLM, PREDICTIONS, "vocab_size"),
+        task_head("Bert", "mlm", MLM, PREDICTIONS),
         HeadTable("BertForPreTraining", {**MLM, "next_sentence_classes": 2}, {**PREDICTIONS, **SENTENCE}, "vocab_size"),
-        HeadTable("BertForSequenceClassification", POOLED, CLASSIFIER, "labels"),
-        HeadTable("BertForMultipleChoice", {**POOLED, "kind": "choice"}, CLASSIFIER, 1),
-        HeadTable("BertForTokenClassification", TAG, {"head.out": "classifier"}, "labels"),
-        HeadTable("BertForQuestionAnswering", SPAN, QA_NAMES, 2),
+        task_head("Bert", "classify", POOLED, CLASSIFIER),
+        task_head("Bert", "choice", POOLED, CLASSIFIER),
+        task_head("Bert", "tag", TAG),
+        task_head("Bert", "span"),
         # Last, so that a two-class classifier, which has the same shape, is not exported as this class.
         HeadTable(
             "BertForNextSentencePrediction",
@@ -132,11 +130,11 @@ ROBERTA = Architecture(
     ignored=BUFFERS,
     heads=(
         HeadTable("RobertaModel", {"kind": "embed", "dense": "tanh"}, POOLER),
-        HeadTable("RobertaForMaskedLM", {**MLM, "dense": "gelu"}, ROBERTA_LM, "vocab_size"),
-        HeadTable("RobertaForSequenceClassification", POOLED, DENSE_CLASSIFIER, "labels"),
-        HeadTable("RobertaForMultipleChoice", {**POOLED, "kind": "choice"}, CLASSIFIER, 1),
-        HeadTable("RobertaForTokenClassification", TAG, {"head.out": "classifier"}, "labels"),
-        HeadTable("RobertaForQuestionAnswering", SPAN, QA_NAMES, 2),
+        task_head("Roberta", "mlm", {**MLM, "dense": "gelu"}, ROBERTA_LM),
+        task_head("Roberta", "classify", POOLED, DENSE_CLASSIFIER),
+        task_head("Roberta", "choice", POOLED, CLASSIFIER),
+        task_head("Roberta", "tag", TAG),
+        task_head("Roberta", "span"),
     ),
 )
 
@@ -179,20 +177,20 @@ ELECTRA = Architecture(
     ignored=BUFFERS,
     heads=(
         HeadTable("ElectraModel"),
-        HeadTable("ElectraForMaskedLM", {**MLM, "dense": "gelu"}, ELECTRA_GENERATOR, "vocab_size"),
+        task_head("Electra", "mlm", {**MLM, "dense": "gelu"}, ELECTRA_GENERATOR),
         # Replaced-token detection: one logit per token, positive where it was replaced.
         HeadTable(
             "ElectraForPreTraining", {"kind": "tag", "dense": ACTIVATION, "bias": True}, ELECTRA_DISCRIMINATOR, 1
         ),
-        HeadTable("ElectraForSequenceClassification", {**POOLED, "dense": "gelu"}, DENSE_CLASSIFIER, "labels"),
-        HeadTable(
-            "ElectraForMultipleChoice",
-            {"kind": "choice", "dense": "gelu", "bias": True, "dropout": ConfigKey("summary_last_dropout", 0.1)},
+        task_head("Electra", "classify", {**POOLED, "dense": "gelu"}, DENSE_CLASSIFIER),
+        task_head(
+            "Electra",
+            "choice",
+            {"dense": "gelu", "bias": True, "dropout": ConfigKey("summary_last_dropout", 0.1)},
             {"head.dense": "sequence_summary.summary", "head.out": "classifier"},
-            1,
         ),
-        HeadTable("ElectraForTokenClassification", TAG, {"head.out": "classifier"}, "labels"),
-        HeadTable("ElectraForQuestionAnswering", SPAN, QA_NAMES, 2),
+        task_head("Electra", "tag", TAG),
+        task_head("Electra", "span"),
     ),
 )
 
@@ -220,6 +218,7 @@ ALBERT_MLM: FieldRows = {**MLM, "dense": ALBERT_ACTIVATION}
 ALBERT_DROPOUT = ConfigKey("classifier_dropout_prob", 0.1)
 ALBERT_POOLED: FieldRows = {**POOLED, "dropout": ALBERT_DROPOUT}
 ALBERT_POOLER: TensorNames = {"head.dense": "{prefix}pooler"}
+ALBERT_CLASSIFIER: TensorNames = {**ALBERT_POOLER, "head.out": "classifier"}
 ALBERT_PREDICTIONS: TensorNames = {
     "head.dense": "predictions.dense",
     "head.norm": "predictions.LayerNorm",
@@ -247,7 +246,7 @@ ALBERT = Architecture(
     ignored=BUFFERS,
     heads=(
         HeadTable("AlbertModel", {"kind": "embed", "dense": "tanh"}, ALBERT_POOLER),
-        HeadTable("AlbertForMaskedLM", ALBERT_MLM, ALBERT_PREDICTIONS, "vocab_size"),
+        task_head("Albert", "mlm", ALBERT_MLM, ALBERT_PREDICTIONS),
         HeadTable(
             "AlbertForPreTraining",
             {
@@ -263,18 +262,9 @@ ALBERT = Architecture(
             },
             "vocab_size",
         ),
-        HeadTable(
-            "AlbertForSequenceClassification", ALBERT_POOLED, {**ALBERT_POOLER, "head.out": "classifier"}, "labels"
-        ),
-        HeadTable(
-            "AlbertForMultipleChoice",
-            {**ALBERT_POOLED, "kind": "choice"},
-            {**ALBERT_POOLER, "head.out": "classifier"},
-            1,
-        ),
-        HeadTable(
-            "AlbertForTokenClassification", {**TAG, "dropout": ALBERT_DROPOUT}, {"head.out": "classifier"}, "labels"
-        ),
-        HeadTable("AlbertForQuestionAnswering", SPAN, QA_NAMES, 2),
+        task_head("Albert", "classify", ALBERT_POOLED, ALBERT_CLASSIFIER),
+        task_head("Albert", "choice", ALBERT_POOLED, ALBERT_CLASSIFIER),
+        task_head("Albert", "tag", {**TAG, "dropout": ALBERT_DROPOUT}),
+        task_head("Albert", "span"),
     ),
 )

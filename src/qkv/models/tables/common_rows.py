@@ -1,5 +1,6 @@
 """Rows that several architectures share."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from qkv.blocks import RotaryScaling
@@ -151,19 +152,62 @@ ROPE: FieldRows = {
 ROPE_PARTIAL: FieldRows = {**ROPE, "rotary_fraction": ComputedField(_read_rotary_fraction, lambda value, stack: {})}
 
 
-# ── Heads of decoders ────────────────────────────────────────────────────────────────────────────────────────────
+# ── Heads ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def decoder_head_tables(name: str, *, base: str, token: str, qa_prefix: str | None = None) -> tuple[HeadTable, ...]:
-    """The heads of a decoder: language model, sequence classification, token classification, question answering."""
-    lm = {"kind": "lm", "tied": ConfigKey("tie_word_embeddings", False)}
-    score: TensorNames = {"head.out": "score"}
+@dataclass(frozen=True)
+class HeadClass:
+    """How they name the class of a model with one kind of head, and what such a head usually is."""
+
+    suffix: str
+    outputs: str | int
+    module: str = "classifier"  # their name of the output layer, unless an architecture has other names
+    fields: FieldRows = field(default_factory=lambda: {"bias": True})
+
+
+HEAD_CLASSES = {
+    "lm": HeadClass("ForCausalLM", "vocab_size", "lm_head"),
+    "mlm": HeadClass("ForMaskedLM", "vocab_size"),
+    "classify": HeadClass("ForSequenceClassification", "labels"),
+    "choice": HeadClass("ForMultipleChoice", 1),
+    "tag": HeadClass("ForTokenClassification", "labels"),
+    "span": HeadClass("ForQuestionAnswering", 2, "qa_outputs"),
+}
+
+
+def task_head(
+    model: str,
+    kind: str,
+    fields: FieldRows | None = None,
+    names: TensorNames | None = None,
+    *,
+    prefix: str | None = None,
+    stacks: tuple[str, ...] = (),
+) -> HeadTable:
+    """The table of a model with this kind of head. `fields` and `names` replace those of the kind."""
+    head = HEAD_CLASSES[kind]
+    rows = {**(head.fields if fields is None else fields), "kind": kind}
+    return HeadTable(model + head.suffix, rows, names or {"head.out": head.module}, head.outputs, prefix, stacks)
+
+
+CLASSIFY_SEQ2SEQ: FieldRows = {
+    "pool": "last",
+    "dense": "tanh",
+    "bias": True,
+    "dropout": ConfigKey("classifier_dropout", 0.0),
+}
+CLASSIFIER_SEQ2SEQ: TensorNames = {
+    "head.dense": "classification_head.dense",
+    "head.out": "classification_head.out_proj",
+}
+
+
+def decoder_head_tables(name: str, *, token: str, qa_prefix: str | None = None) -> tuple[HeadTable, ...]:
+    """The heads of a decoder. `token` is the output layer of a token classifier."""
     return (
-        HeadTable(base),
-        HeadTable(f"{name}ForCausalLM", lm, {"head.out": "lm_head"}, "vocab_size"),
-        HeadTable(f"{name}ForSequenceClassification", {"kind": "classify", "pool": "last"}, score, "labels"),
-        HeadTable(f"{name}ForTokenClassification", {"kind": "tag", "bias": True}, {"head.out": token}, "labels"),
-        HeadTable(
-            f"{name}ForQuestionAnswering", {"kind": "span", "bias": True}, {"head.out": "qa_outputs"}, 2, qa_prefix
-        ),
+        HeadTable(f"{name}Model"),
+        task_head(name, "lm", {"tied": ConfigKey("tie_word_embeddings", False)}),
+        task_head(name, "classify", {"pool": "last"}, {"head.out": "score"}),
+        task_head(name, "tag", names={"head.out": token}),
+        task_head(name, "span", prefix=qa_prefix),
     )

@@ -1,18 +1,18 @@
 """DistilBERT: BERT without token types and pooler, with half the layers."""
 
 from qkv.models.tables.architecture import Architecture, Concatenated, ConfigKey, FieldRows, HeadTable, TensorNames
-from qkv.models.tables.bert import EMBEDDING, MLM, SPAN, TIED
-from qkv.models.tables.common_rows import ACTIVATIONS_AND_ALIASES, BUFFERS, SPECIAL_TOKENS
+from qkv.models.tables.bert import EMBEDDING, MLM
+from qkv.models.tables.common_rows import ACTIVATIONS_AND_ALIASES, BUFFERS, SPECIAL_TOKENS, task_head
 
 ACTIVATION = ConfigKey("activation", "gelu", ACTIVATIONS_AND_ALIASES)
 LAYER = "transformer.layer.{i}"
-CLASSIFY: FieldRows = {
-    "kind": "classify",
-    "dense": "relu",
-    "bias": True,
-    "dropout": ConfigKey("seq_classif_dropout", 0.2),
-}
+CLASSIFY: FieldRows = {"dense": "relu", "bias": True, "dropout": ConfigKey("seq_classif_dropout", 0.2)}
 CLASSIFIER: TensorNames = {"head.dense": "pre_classifier", "head.out": "classifier"}
+PREDICTIONS: TensorNames = {
+    "head.dense": "vocab_transform",
+    "head.norm": "vocab_layer_norm",
+    "head.out": "vocab_projector",
+}
 
 DISTILBERT = Architecture(
     name="distilbert",
@@ -50,25 +50,10 @@ DISTILBERT = Architecture(
     ignored=BUFFERS,
     heads=(
         HeadTable("DistilBertModel"),
-        HeadTable(
-            "DistilBertForMaskedLM",
-            {**MLM, "dense": ACTIVATION, "tied": TIED},
-            {"head.dense": "vocab_transform", "head.norm": "vocab_layer_norm", "head.out": "vocab_projector"},
-            "vocab_size",
-        ),
-        HeadTable("DistilBertForSequenceClassification", CLASSIFY, CLASSIFIER, "labels"),
-        HeadTable("DistilBertForMultipleChoice", {**CLASSIFY, "kind": "choice"}, CLASSIFIER, 1),
-        HeadTable(
-            "DistilBertForTokenClassification",
-            {"kind": "tag", "bias": True, "dropout": ConfigKey("dropout", 0.1)},
-            {"head.out": "classifier"},
-            "labels",
-        ),
-        HeadTable(
-            "DistilBertForQuestionAnswering",
-            {**SPAN, "dropout": ConfigKey("qa_dropout", 0.1)},
-            {"head.out": "qa_outputs"},
-            2,
-        ),
+        task_head("DistilBert", "mlm", {**MLM, "dense": ACTIVATION}, PREDICTIONS),
+        task_head("DistilBert", "classify", CLASSIFY, CLASSIFIER),
+        task_head("DistilBert", "choice", CLASSIFY, CLASSIFIER),
+        task_head("DistilBert", "tag", {"bias": True, "dropout": ConfigKey("dropout", 0.1)}),
+        task_head("DistilBert", "span", {"bias": True, "dropout": ConfigKey("qa_dropout", 0.1)}),
     ),
 )

@@ -3,7 +3,7 @@
 from typing import Any
 
 from qkv.models.tables.architecture import Architecture, ComputedField, ConfigKey, HeadTable, Json, Renamed
-from qkv.models.tables.common_rows import ACTIVATIONS_AND_ALIASES, BUFFERS, SPECIAL_TOKENS
+from qkv.models.tables.common_rows import ACTIVATIONS_AND_ALIASES, BUFFERS, SPECIAL_TOKENS, task_head
 
 
 def _read_ffn(theirs: Json) -> int:
@@ -60,10 +60,8 @@ GPT2 = Architecture(
             {"head.out": "lm_head"},
             "vocab_size",
         ),
-        HeadTable(
-            "GPT2ForSequenceClassification", {"kind": "classify", "pool": "last"}, {"head.out": "score"}, "labels"
-        ),
-        HeadTable("GPT2ForTokenClassification", {"kind": "tag", "bias": True}, {"head.out": "classifier"}, "labels"),
-        HeadTable("GPT2ForQuestionAnswering", {"kind": "span", "bias": True}, {"head.out": "qa_outputs"}, 2),
+        task_head("GPT2", "classify", {"pool": "last"}, {"head.out": "score"}),
+        task_head("GPT2", "tag"),
+        task_head("GPT2", "span"),
     ),
 )

@@ -48,5 +48,5 @@ GPT_NEOX = Architecture(
     },
     aliases={"lm_head.weight": ("embed_out.weight",)},
     ignored=BUFFERS,
-    heads=decoder_head_tables("GPTNeoX", base="GPTNeoXModel", token="classifier"),
+    heads=decoder_head_tables("GPTNeoX", token="classifier"),
 )

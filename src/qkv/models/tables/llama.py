@@ -72,7 +72,7 @@ def llama_architecture(
         config=SPECIAL_TOKENS,
         body={**BODY, **(names or {})},
         ignored=BUFFERS,
-        heads=decoder_head_tables(class_prefix, base=f"{class_prefix}Model", token="score", qa_prefix=qa_prefix),
+        heads=decoder_head_tables(class_prefix, token="score", qa_prefix=qa_prefix),
     )
 
 

@@ -18,6 +18,7 @@ from qkv.models.tables.common_rows import (
     SPECIAL_TOKENS,
     read_bias,
     rope_settings,
+    task_head,
     write_bias,
 )
 
@@ -67,7 +68,13 @@ DENSE: FieldRows = {
     "dropout": ConfigKey("classifier_dropout", 0.0),
     "bias": True,
 }
-POOLING: FieldRows = {"pool": ConfigKey("classifier_pooling", "cls", {"cls": "first", "mean": "mean"})}
+POOLED: FieldRows = {**DENSE, "pool": ConfigKey("classifier_pooling", "cls", {"cls": "first", "mean": "mean"})}
+MLM: FieldRows = {
+    **DENSE,
+    "tied": ConfigKey("tie_word_embeddings", True),
+    "bias": ConfigKey("decoder_bias", True),
+    "dropout": 0.0,
+}
 
 MODERNBERT = Architecture(
     name="modernbert",
@@ -85,10 +92,7 @@ MODERNBERT = Architecture(
             "rotary_base_sliding": ComputedField(
                 _base_reader(LOCAL, "local_rope_theta", 10_000.0), lambda value, stack: {}
             ),
-            "sliding_window": ComputedField(
-                _read_window,
-                lambda value, stack: {"local_attention": 2 * value},
-            ),
+            "sliding_window": ComputedField(_read_window, lambda value, stack: {"local_attention": 2 * value}),
             "sliding_window_layers": ComputedField(_read_sliding_layers, _write_sliding_layers),
             "norm_placement": "pre",
             "norm_affine": ConfigKey("norm_bias", False, {True: "gain_bias", False: "gain"}),
@@ -118,23 +122,10 @@ MODERNBERT = Architecture(
     ignored=BUFFERS,
     heads=(
         HeadTable("ModernBertModel"),
-        HeadTable(
-            "ModernBertForMaskedLM",
-            {
-                **DENSE,
-                "kind": "mlm",
-                "tied": ConfigKey("tie_word_embeddings", True),
-                "bias": ConfigKey("decoder_bias", True),
-                "dropout": 0.0,
-            },
-            {**HEAD, "head.out": "decoder"},
-            "vocab_size",
-        ),
-        HeadTable(
-            "ModernBertForSequenceClassification", {**DENSE, **POOLING, "kind": "classify"}, CLASSIFIER, "labels"
-        ),
-        HeadTable("ModernBertForMultipleChoice", {**DENSE, **POOLING, "kind": "choice"}, CLASSIFIER, 1),
-        HeadTable("ModernBertForTokenClassification", {**DENSE, "kind": "tag"}, CLASSIFIER, "labels"),
-        HeadTable("ModernBertForQuestionAnswering", {**DENSE, "kind": "span"}, CLASSIFIER, 2),
+        task_head("ModernBert", "mlm", MLM, {**HEAD, "head.out": "decoder"}),
+        task_head("ModernBert", "classify", POOLED, CLASSIFIER),
+        task_head("ModernBert", "choice", POOLED, CLASSIFIER),
+        task_head("ModernBert", "tag", DENSE, CLASSIFIER),
+        task_head("ModernBert", "span", DENSE, CLASSIFIER),
     ),
 )

@@ -17,7 +17,13 @@ from qkv.models.tables.architecture import (
     Json,
     TensorNames,
 )
-from qkv.models.tables.common_rows import BUFFERS, SPECIAL_TOKENS_SEQ2SEQ
+from qkv.models.tables.common_rows import (
+    BUFFERS,
+    CLASSIFIER_SEQ2SEQ,
+    CLASSIFY_SEQ2SEQ,
+    SPECIAL_TOKENS_SEQ2SEQ,
+    task_head,
+)
 
 UNGATED = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu"}
 GATED = {"gated-gelu": "geglu_tanh", "gated-silu": "swiglu", "gated-relu": "reglu"}  # T5's gated GELU is the tanh one
@@ -115,34 +121,19 @@ def _read_scale(theirs: Json) -> str:
 
 TIED = ComputedField(_read_tied, lambda value, head: {"tie_word_embeddings": value})
 SCALE = ComputedField(_read_scale, lambda value, head: {"scale_decoder_outputs": value == "rsqrt"})
-CLASSIFIER: TensorNames = {"head.dense": "classification_head.dense", "head.out": "classification_head.out_proj"}
-CLASSIFY: FieldRows = {
-    "kind": "classify",
-    "pool": "last",
-    "dense": "tanh",
-    "bias": True,
-    "dropout": ConfigKey("classifier_dropout", 0.0),
-}
 
 
 def _heads(class_prefix: str, lm: FieldRows) -> tuple[HeadTable, ...]:
-    tag = {"kind": "tag", "bias": True, "dropout": ConfigKey("classifier_dropout", 0.0)}
+    tag = {"bias": True, "dropout": ConfigKey("classifier_dropout", 0.0)}
     return (
         HeadTable(f"{class_prefix}Model"),
         HeadTable(
             f"{class_prefix}ForConditionalGeneration", {"kind": "lm", **lm}, {"head.out": "lm_head"}, "vocab_size"
         ),
-        HeadTable(f"{class_prefix}ForSequenceClassification", CLASSIFY, CLASSIFIER, "labels", prefix="transformer."),
-        HeadTable(f"{class_prefix}ForQuestionAnswering", {"kind": "span", "bias": True}, {"head.out": "qa_outputs"}, 2),
+        task_head(class_prefix, "classify", CLASSIFY_SEQ2SEQ, CLASSIFIER_SEQ2SEQ, prefix="transformer."),
+        task_head(class_prefix, "span"),
         HeadTable(f"{class_prefix}EncoderModel", stacks=("encoder",)),
-        HeadTable(
-            f"{class_prefix}ForTokenClassification",
-            tag,
-            {"head.out": "classifier"},
-            "labels",
-            "transformer.",
-            ("encoder",),
-        ),
+        task_head(class_prefix, "tag", tag, prefix="transformer.", stacks=("encoder",)),
     )
 
 
