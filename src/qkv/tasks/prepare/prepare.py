@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -111,7 +112,7 @@ def _prepare(
     tokenizer: Tokenizer | None,
     free_memory: int | None,
 ) -> PreparedRun:
-    data, train, spec = recipe.data, recipe.train, OBJECTIVES[recipe.objective.kind]
+    data, spec = recipe.data, OBJECTIVES[recipe.objective.kind]
     train_sources = list(sources.train.values())
     fields = train_sources[0].fields
     check_fields(fields, [*train_sources, *sources.valid])
@@ -140,7 +141,7 @@ def _prepare(
     if word_vectors is not None:
         notes.append(word_vectors.describe(tokenizer.vocab_size))
     out_of_scope = recipe.objective.out_of_scope
-    valid_records = _sample_validation(sources.valid, train.eval_examples, without=out_of_scope)
+    valid_records = _sample_validation(sources.valid, recipe.train.eval_examples, without=out_of_scope)
     scope_records = _sample_validation(sources.valid, MAX_SCOPE_RECORDS) if out_of_scope else []
     check_evaluation(recipe, config, valid_records)
 
@@ -156,56 +157,10 @@ def _prepare(
         decoder_start_token_id=config.decoder_start_token_id,
         max_score=data.max_score,
     )
-    encode = spec.make_encoder(setup)
-
-    def encode_source(source: DataSource, problems: Problems) -> EncodedExamples:
-        stage = partial(progress, f"tokenising {source.description}") if progress else None
-        return source.encoded(encode, root, problems, stage)
-
+    reader = _ExampleReader(recipe, setup, config, root, progress)
     problems = Problems(data.max_invalid_fraction)
-    encoded = {name: encode_source(source, problems) for name, source in sources.train.items()}
-    objectives, setup = _make_objectives(recipe, setup, encoded)
-    train_data = SequenceStream(
-        objectives if data.mix else next(iter(objectives.values())),
-        batch_tokens=train.batch_tokens,
-        seed=train.seed,
-        layout=data.layout,
-        weights=sources.weights or None,
-    )
-    check_positions(config, objectives)
-    check_token_types(config, tokenizer, train_data)
-    notes += [f"{name or 'training'}: {objective.tally}" for name, objective in objectives.items()]
-
-    valid_data = None
-    if sources.valid:
-        valid_problems = Problems(data.max_invalid_fraction)
-        try:
-            parts = [encode_source(source, valid_problems) for source in sources.valid]
-        except TooManyProblems as error:
-            raise TooManyProblems(f"{error}{_advise_out_of_scope(recipe, sources.valid, classes)}") from None
-        objective = spec.make_examples(setup, parts[0] if len(parts) == 1 else JoinedExamples(parts))
-        if objective.tally.examples == 0:
-            raise QkvError(
-                f"no validation examples are left ({objective.tally}); raise data.valid_fraction or data.max_length, "
-                "or set data.valid to other files"
-            )
-        check_positions(config, {"validation": objective})
-        notes.append(f"validation: {objective.tally}")
-        if not sources.valid_is_held_out:
-            problems.merge(valid_problems.summary().to_dict())
-        elif unseen := valid_problems.categories.get("unknown class"):
-            have = "records have" if unseen.count > 1 else "record has"
-            notes.append(
-                f"validation: {unseen.count:,} {have} a {'tag' if spec.head == 'tag' else 'label'} that is not in the "
-                "training data: left out of the loss, and counted as wrong"
-            )
-        valid_data = SequenceStream(
-            objective,
-            batch_tokens=train.batch_tokens,
-            seed=train.seed,
-            layout=data.layout,
-            max_documents=train_data.max_documents,
-        )
+    train_data = reader.read_training_data(sources, problems, notes)
+    valid_data = reader.read_validation_data(sources, train_data, problems, notes) if sources.valid else None
     if problems.num_invalid or problems.categories:
         notes.append(str(problems.summary()))
     reads_sentences = _find_reads_sentences(train_sources) if fields >= {"source", "target"} else None
@@ -229,6 +184,70 @@ def _prepare(
         fields=fields,
         word_vectors=word_vectors,
     )
+
+
+@dataclass
+class _ExampleReader:
+    """Turns sources into streams of examples, and describes them in the notes."""
+
+    recipe: Recipe
+    setup: ObjectiveSetup
+    config: Config
+    root: Path
+    progress: OnStage | None
+
+    def __post_init__(self) -> None:
+        self.spec = OBJECTIVES[self.recipe.objective.kind]
+        self.encode = self.spec.make_encoder(self.setup)
+
+    def read_training_data(self, sources: DataSources, problems: Problems, notes: list[str]) -> SequenceStream:
+        """The stream of training examples. The setup gets the sequence lengths that all sources share."""
+        encoded = {name: self.encode_source(source, problems) for name, source in sources.train.items()}
+        objectives, self.setup = _make_objectives(self.recipe, self.setup, encoded)
+        mixed = objectives if self.recipe.data.mix else next(iter(objectives.values()))
+        stream = self.make_stream(mixed, weights=sources.weights or None)
+        check_positions(self.config, objectives)
+        check_token_types(self.config, self.setup.tokenizer, stream)
+        notes += [f"{name or 'training'}: {objective.tally}" for name, objective in objectives.items()]
+        return stream
+
+    def read_validation_data(
+        self, sources: DataSources, train_data: SequenceStream, problems: Problems, notes: list[str]
+    ) -> SequenceStream:
+        """The stream of validation examples. `problems` gets the problems of files that training does not read."""
+        found = Problems(self.recipe.data.max_invalid_fraction)
+        try:
+            parts = [self.encode_source(source, found) for source in sources.valid]
+        except TooManyProblems as error:
+            advice = _advise_out_of_scope(self.recipe, sources.valid, self.setup.classes)
+            raise TooManyProblems(f"{error}{advice}") from None
+        objective = self.spec.make_examples(self.setup, parts[0] if len(parts) == 1 else JoinedExamples(parts))
+        if objective.tally.examples == 0:
+            raise QkvError(
+                f"no validation examples are left ({objective.tally}); raise data.valid_fraction or data.max_length, "
+                "or set data.valid to other files"
+            )
+        check_positions(self.config, {"validation": objective})
+        notes.append(f"validation: {objective.tally}")
+        if not sources.valid_is_held_out:
+            problems.merge(found.summary().to_dict())
+        elif unseen := found.categories.get("unknown class"):
+            have = "records have" if unseen.count > 1 else "record has"
+            notes.append(
+                f"validation: {unseen.count:,} {have} a {'tag' if self.spec.head == 'tag' else 'label'} that is not in "
+                "the training data: left out of the loss, and counted as wrong"
+            )
+        return self.make_stream(objective, max_documents=train_data.max_documents)
+
+    def encode_source(self, source: DataSource, problems: Problems) -> EncodedExamples:
+        """The token ids of a source."""
+        stage = partial(self.progress, f"tokenising {source.description}") if self.progress else None
+        return source.encoded(self.encode, self.root, problems, stage)
+
+    def make_stream(self, examples: Objective | Mapping[str, Objective], **options: Any) -> SequenceStream:
+        """The stream of these examples, with the recipe's batches, seed and layout."""
+        train, layout = self.recipe.train, self.recipe.data.layout
+        return SequenceStream(examples, batch_tokens=train.batch_tokens, seed=train.seed, layout=layout, **options)
 
 
 def _find_classes(
