@@ -23,16 +23,16 @@ from rich.console import Console
 from rich.table import Table
 
 from qkv.data import (
-    CausalLM,
-    Denoising,
+    CausalLMObjective,
+    DenoisingObjective,
     EncodePair,
     EncodeText,
-    MaskedLM,
+    MaskedLMObjective,
     Objective,
     Problems,
-    Seq2SeqLM,
+    Seq2SeqObjective,
     SequenceStream,
-    SpanCorruption,
+    SpanCorruptionObjective,
     TokenCache,
     read,
 )
@@ -98,7 +98,7 @@ def speed(name: str, objective: Objective, seconds: float, workers: int = 0, **c
     return {
         "batches": name,
         "workers": workers,
-        "shape": " + ".join(map(str, stream.capacity)),
+        "shape": " + ".join(map(str, stream.max_lengths)),
         "sequences/s": num_sequences / passed,
         "M tokens/s": tokens / passed / 1e6,
         "padding %": 100 * padding / count,
@@ -118,17 +118,17 @@ def unsorted_padding(lengths: np.ndarray, batch: int = 32) -> float:
 
 def padding(name: str, objective: Objective) -> dict[str, Any]:
     """The fraction of padding with three ways to form batches, over all examples of the data."""
-    stream = SequenceStream(objective, batch_tokens=32 * sum(objective.capacity))
+    stream = SequenceStream(objective, batch_tokens=32 * sum(objective.max_lengths))
     rng = stream.order.epoch_orders[0].rng(0)
     lengths = objective.lengths(np.arange(objective.num_examples(rng)), rng)
     begin = time.perf_counter()
     pool = lengths[: stream.order.pool(0).example.size]
-    pack(pool, objective.capacity, stream.max_documents)
+    pack(pool, objective.max_lengths, stream.max_documents)
     took = (time.perf_counter() - begin) / len(pool)
-    _, first, widths = group_by_length(lengths, 32 * sum(objective.capacity))
+    _, first, widths = group_by_length(lengths, 32 * sum(objective.max_lengths))
     return {
         "examples of": name,
-        "length": " + ".join(map(str, objective.capacity)),
+        "length": " + ".join(map(str, objective.max_lengths)),
         "examples": len(lengths),
         "packed %": 100 * stream.padding_fraction(stream.order.num_pools(1)),
         "by length %": 100 * (1 - lengths.sum() / (np.diff(first)[:, None] * widths).sum()),
@@ -162,23 +162,31 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         text, tokenizer = documents(Path(temporary))
         pair, pair_tokenizer, corpus = pairs(arguments.multi30k, Path(temporary))
-        causal = CausalLM(text, tokenizer, max_length=1024)
-        translation = Seq2SeqLM(pair, pair_tokenizer, max_length=1024)
+        causal = CausalLMObjective(text, tokenizer, max_length=1024)
+        translation = Seq2SeqObjective(pair, pair_tokenizer, max_length=1024)
         timed = [
             ("causal_lm", causal, {}),
             ("causal_lm", causal, {"workers": 1}),
-            ("causal_lm, random offset", CausalLM(text, tokenizer, max_length=1024, random_offset=True), {}),
+            ("causal_lm, random offset", CausalLMObjective(text, tokenizer, max_length=1024, random_offset=True), {}),
             (f"seq2seq: {corpus}", translation, {}),
             (f"seq2seq: {corpus}", translation, {"workers": 1}),
-            (f"seq2seq: {corpus}", Seq2SeqLM(pair, pair_tokenizer, max_length=256), {}),
-            (f"seq2seq: {corpus}, padded", Seq2SeqLM(pair, pair_tokenizer, max_length=256), {"layout": "padded"}),
-            ("masked_lm", MaskedLM(text, tokenizer, max_length=512), {}),
-            ("span_corruption", SpanCorruption(text, tokenizer, max_source_length=512), {}),
-            ("denoising", Denoising(text, tokenizer, max_length=512), {}),
+            (f"seq2seq: {corpus}", Seq2SeqObjective(pair, pair_tokenizer, max_length=256), {}),
+            (
+                f"seq2seq: {corpus}, padded",
+                Seq2SeqObjective(pair, pair_tokenizer, max_length=256),
+                {"layout": "padded"},
+            ),
+            ("masked_lm", MaskedLMObjective(text, tokenizer, max_length=512), {}),
+            ("span_corruption", SpanCorruptionObjective(text, tokenizer, max_source_length=512), {}),
+            ("denoising", DenoisingObjective(text, tokenizer, max_length=512), {}),
         ]
         speeds = [speed(name, objective, arguments.seconds, **choices) for name, objective, choices in timed]
-        paddings = [padding(corpus, Seq2SeqLM(pair, pair_tokenizer, max_length=length)) for length in (256, 512, 1024)]
-        paddings += [padding("stdlib", CausalLM(text, tokenizer, max_length=length)) for length in (256, 1024, 2048)]
+        paddings = [
+            padding(corpus, Seq2SeqObjective(pair, pair_tokenizer, max_length=length)) for length in (256, 512, 1024)
+        ]
+        paddings += [
+            padding("stdlib", CausalLMObjective(text, tokenizer, max_length=length)) for length in (256, 1024, 2048)
+        ]
     about = {
         "cores": os.cpu_count(),
         "python": platform.python_version(),

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.data import CausalLM, InMemoryExamples, Loader, SequenceStream
+from qkv.data import CausalLMObjective, InMemoryExamples, Loader, SequenceStream
 from qkv.models import Config, build
 from qkv.models.tables import presets
 from qkv.text import Tokenizer
@@ -68,7 +68,9 @@ def main() -> None:
     optimizer = make_optimizer(network.named_parameters(), section, fused=True, capturable=GPU)
     stepper = Stepper(learner, optimizer, section, world)
     loader = Loader(
-        SequenceStream(CausalLM(texts, tokenizer, max_length=length, add_bos_eos=False), batch_tokens=rows * length)
+        SequenceStream(
+            CausalLMObjective(texts, tokenizer, max_length=length, add_bos_eos=False), batch_tokens=rows * length
+        )
     )
     batches = iter(loader)
 

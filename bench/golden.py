@@ -38,7 +38,7 @@ from torch.distributed import TCPStore
 
 import qkv
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.data import CausalLM, InMemoryExamples, Loader, MaskedLM, Seq2SeqLM, SequenceStream
+from qkv.data import CausalLMObjective, InMemoryExamples, Loader, MaskedLMObjective, Seq2SeqObjective, SequenceStream
 from qkv.decode import DraftModel, Engine, GenerationOptions, GenerationResult, PromptLookup, generate, regex
 from qkv.errors import QkvError
 from qkv.models import Config, Network, build
@@ -550,15 +550,23 @@ def work(tiny: bool) -> dict[str, tuple[Config, SequenceStream]]:
     tokenizer, batch, draw = byte_tokenizer(), 8 * length, np.random.default_rng(1)
     full, ragged = (examples(n, vocab) for n in (np.full((400, 1), length - 2), draw.integers(9, length, (900, 1))))
     pairs = examples(draw.integers(8, length // 4, (2000, 2)), vocab, ("source", "target"))
-    pair = Seq2SeqLM(pairs, tokenizer, max_length=length // 2, max_source_length=length // 2)
+    pair = Seq2SeqObjective(pairs, tokenizer, max_length=length // 2, max_source_length=length // 2)
     return {
         "gpt2": (
             gpt2,
-            SequenceStream(CausalLM(full, tokenizer, max_length=length, add_bos_eos=False), batch_tokens=batch),
+            SequenceStream(
+                CausalLMObjective(full, tokenizer, max_length=length, add_bos_eos=False), batch_tokens=batch
+            ),
         ),
-        "gpt2-packed": (gpt2, SequenceStream(CausalLM(ragged, tokenizer, max_length=length), batch_tokens=batch)),
-        "bert": (bert, SequenceStream(MaskedLM(full, tokenizer, max_length=length), batch_tokens=batch)),
-        "bert-packed": (bert, SequenceStream(MaskedLM(ragged, tokenizer, max_length=length), batch_tokens=batch)),
+        "gpt2-packed": (
+            gpt2,
+            SequenceStream(CausalLMObjective(ragged, tokenizer, max_length=length), batch_tokens=batch),
+        ),
+        "bert": (bert, SequenceStream(MaskedLMObjective(full, tokenizer, max_length=length), batch_tokens=batch)),
+        "bert-packed": (
+            bert,
+            SequenceStream(MaskedLMObjective(ragged, tokenizer, max_length=length), batch_tokens=batch),
+        ),
         "pairs-packed": (both, SequenceStream(pair, batch_tokens=2 * batch)),
         "pairs-padded": (both, SequenceStream(pair, batch_tokens=2 * batch, layout="padded")),
     }

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from qkv.data import CausalLM, InMemoryExamples, Loader, MaskedLM, Seq2SeqLM, SequenceStream
+from qkv.data import CausalLMObjective, InMemoryExamples, Loader, MaskedLMObjective, Seq2SeqObjective, SequenceStream
 from qkv.data.load.batch import Batch
 from qkv.models import Config, build
 from qkv.models.tables import presets
@@ -238,7 +238,7 @@ def gpt2(tiny: bool, steps: int) -> list[Row]:
     work, out = f"124M decoder, {rows} × {length}", []
     config = presets.find_preset("gpt2", vocab_size=vocab, **size)
     flops = summarise_model(config, length // 2).flops_training  # a causal row: each token sees half of it on average
-    full = CausalLM(
+    full = CausalLMObjective(
         documents(np.full((512, 1), length), vocab), bytes_tokenizer(), max_length=length, add_bos_eos=False
     )
     for residual in ("auto", "float32"):
@@ -246,7 +246,7 @@ def gpt2(tiny: bool, steps: int) -> list[Row]:
         batches = SequenceStream(full, batch_tokens=rows * length)
         out += ours(label, plain(config), batches, tokens_of, steps=steps, flops=flops, residual_dtype=residual)
     lengths = np.random.default_rng(1).integers(50, 2 * length, (512, 1)) if not tiny else np.full((99, 1), 30)
-    ragged = CausalLM(documents(lengths, vocab), bytes_tokenizer(), max_length=length)
+    ragged = CausalLMObjective(documents(lengths, vocab), bytes_tokenizer(), max_length=length)
     out += ours(
         f"{work}, packed texts",
         plain(config),
@@ -275,7 +275,9 @@ def bert(tiny: bool, steps: int, dropout: bool = False) -> list[Row]:
     vocab = 1000 if tiny else 30522
     work = f"BERT base, masked, {rows} × {length}" + ", dropout" * dropout
     config = presets.find_preset("bert-base", vocab_size=vocab, **size)
-    objective = MaskedLM(documents(np.full((1024, 1), length - 2), vocab), bytes_tokenizer(), max_length=length)
+    objective = MaskedLMObjective(
+        documents(np.full((1024, 1), length - 2), vocab), bytes_tokenizer(), max_length=length
+    )
     flops = summarise_model(config, length).flops_training
     out = []
     for residual in ("auto", "float32"):
@@ -315,7 +317,7 @@ def pairs(tiny: bool, steps: int) -> list[Row]:
     for count in (16,) if tiny else (256, 1024):
         work = f"encoder-decoder base, {count} pairs"
         row = 128  # about three pairs: what they pay for a mask over all of a row grows with it
-        objective = Seq2SeqLM(examples, bytes_tokenizer(), max_length=row, max_source_length=row)
+        objective = Seq2SeqObjective(examples, bytes_tokenizer(), max_length=row, max_source_length=row)
         per_row = row / (lengths.mean() + 1)
         batch_tokens = max(1, round(count / per_row)) * 2 * row
         out += ours(work, config, SequenceStream(objective, batch_tokens=batch_tokens), labels_of, steps=steps)

@@ -9,17 +9,17 @@ from hypothesis import settings
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.encode.encoders import EncodeAnswer, EncodeText
 from qkv.data.objectives import (
-    CausalLM,
-    Classification,
-    Contrastive,
-    Denoising,
-    MaskedLM,
-    NextSentence,
+    CausalLMObjective,
+    ClassificationObjective,
+    ContrastiveObjective,
+    DenoisingObjective,
+    MaskedLMObjective,
+    NextSentenceObjective,
     Objective,
-    QuestionAnswering,
-    Seq2SeqLM,
-    SpanCorruption,
-    Tagging,
+    QuestionAnsweringObjective,
+    Seq2SeqObjective,
+    SpanCorruptionObjective,
+    TaggingObjective,
 )
 from qkv.data.objectives.base import FlatExamples
 from qkv.data.records import FileLocation, Record
@@ -92,21 +92,25 @@ def tagged() -> InMemoryExamples:
 
 
 OBJECTIVES: dict[str, Callable[[], Objective]] = {
-    "next token": lambda: CausalLM(documents(RAGGED), tokenizer(), max_length=32),
-    "next token, shifted": lambda: CausalLM(documents(RAGGED), tokenizer(), max_length=32, random_offset=True),
-    "masked": lambda: MaskedLM(documents(RAGGED), tokenizer(), max_length=32),
-    "masked, whole words": lambda: MaskedLM(marked_texts(), tokenizer(), max_length=32, whole_word_masking=True),
-    "next sentence": lambda: NextSentence(marked_texts(), tokenizer(), max_length=64, whole_word_masking=True),
-    "span corruption": lambda: SpanCorruption(documents(RAGGED), tokenizer(), max_source_length=48),
-    "denoise": lambda: Denoising(marked_texts(), tokenizer(), max_length=48, permute_sentences=True),
-    "pairs": lambda: Seq2SeqLM(paired(PAIRS), tokenizer(), max_length=40, max_source_length=32),
-    "pairs, cut": lambda: Seq2SeqLM(
+    "next token": lambda: CausalLMObjective(documents(RAGGED), tokenizer(), max_length=32),
+    "next token, shifted": lambda: CausalLMObjective(documents(RAGGED), tokenizer(), max_length=32, random_offset=True),
+    "masked": lambda: MaskedLMObjective(documents(RAGGED), tokenizer(), max_length=32),
+    "masked, whole words": lambda: MaskedLMObjective(
+        marked_texts(), tokenizer(), max_length=32, whole_word_masking=True
+    ),
+    "next sentence": lambda: NextSentenceObjective(marked_texts(), tokenizer(), max_length=64, whole_word_masking=True),
+    "span corruption": lambda: SpanCorruptionObjective(documents(RAGGED), tokenizer(), max_source_length=48),
+    "denoise": lambda: DenoisingObjective(marked_texts(), tokenizer(), max_length=48, permute_sentences=True),
+    "pairs": lambda: Seq2SeqObjective(paired(PAIRS), tokenizer(), max_length=40, max_source_length=32),
+    "pairs, cut": lambda: Seq2SeqObjective(
         paired(PAIRS), tokenizer(), max_length=12, max_source_length=10, too_long="truncate"
     ),
-    "classify": lambda: Classification(labelled(), tokenizer(), max_length=64),
-    "tags": lambda: Tagging(tagged(), tokenizer(), max_length=32, too_long="split"),
-    "answers": lambda: QuestionAnswering(questions(), tokenizer(), max_length=40, overlap=8, max_question_length=10),
-    "contrast": lambda: Contrastive(
+    "classify": lambda: ClassificationObjective(labelled(), tokenizer(), max_length=64),
+    "tags": lambda: TaggingObjective(tagged(), tokenizer(), max_length=32, too_long="split"),
+    "answers": lambda: QuestionAnsweringObjective(
+        questions(), tokenizer(), max_length=40, overlap=8, max_question_length=10
+    ),
+    "contrast": lambda: ContrastiveObjective(
         paired(PAIRS, ("first", "second")), tokenizer(), max_length=48, max_source_length=40
     ),
 }

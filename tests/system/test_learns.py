@@ -14,7 +14,7 @@ from qkv.data import (
     Loader,
     Problems,
     Record,
-    Seq2SeqLM,
+    Seq2SeqObjective,
     SequenceStream,
 )
 from qkv.decode import GenerationOptions, generate
@@ -45,7 +45,9 @@ def test_a_small_translator_learns_to_spell_in_capitals_from_packed_rows() -> No
         Record({"source": word, "target": word.upper()}, FileLocation("made", i)) for i, word in enumerate(train)
     ]
     examples = InMemoryExamples.from_records(records, EncodePair(tokenizer), Problems())
-    loader = iter(Loader(SequenceStream(Seq2SeqLM(examples, tokenizer, max_length=48), batch_tokens=1024, seed=3)))
+    loader = iter(
+        Loader(SequenceStream(Seq2SeqObjective(examples, tokenizer, max_length=48), batch_tokens=1024, seed=3))
+    )
 
     roles = tokenizer.special_tokens
     stack = qkv.StackConfig(

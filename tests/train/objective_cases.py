@@ -35,4 +35,4 @@ def network(family: str, head: HeadConfig) -> Network:
 
 def a_batch(name: str, tokens: int = 1200) -> Batch:
     objective = OBJECTIVES[name]()
-    return next(iter(Loader(SequenceStream(objective, batch_tokens=max(tokens, sum(objective.capacity)), seed=1))))
+    return next(iter(Loader(SequenceStream(objective, batch_tokens=max(tokens, sum(objective.max_lengths)), seed=1))))

@@ -53,7 +53,7 @@ def parts(name: str, smoothing: float = 0.0) -> tuple[Network, TrainingModule, S
     section = TrainSection(precision="float32")
     stepper = Stepper(learner, make_optimizer(net.named_parameters(), section), section, World())
     objective = OBJECTIVES[name]()
-    return net, learner, stepper, SequenceStream(objective, batch_tokens=2 * sum(objective.capacity) + 10, seed=1)
+    return net, learner, stepper, SequenceStream(objective, batch_tokens=2 * sum(objective.max_lengths) + 10, seed=1)
 
 
 @pytest.mark.parametrize("name", ["next token", "masked", "next sentence", "pairs", "classify", "tags", "answers"])

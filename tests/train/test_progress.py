@@ -17,7 +17,7 @@ from qkv.train.recipe.schema import TrainSection
 
 def rows_of(layout: str = "packed", window: int | None = None) -> SequenceStream:
     objective = OBJECTIVES["next token"]()
-    return SequenceStream(objective, batch_tokens=4 * objective.capacity[0], seed=1, layout=layout, pool_size=window)
+    return SequenceStream(objective, batch_tokens=4 * objective.max_lengths[0], seed=1, layout=layout, pool_size=window)
 
 
 def test_progress_goes_through_json_and_back() -> None:

@@ -32,7 +32,7 @@ def weights_after(name: str, **keys: Any) -> tuple[dict[str, torch.Tensor], floa
     optimizer = make_optimizer(net.named_parameters(), section, fused=True, capturable=True)
     stepper = Stepper(learner, optimizer, section, world)
     objective = OBJECTIVES[name]()
-    batches = iter(Loader(SequenceStream(objective, batch_tokens=max(1200, sum(objective.capacity)), seed=1)))
+    batches = iter(Loader(SequenceStream(objective, batch_tokens=max(1200, sum(objective.max_lengths)), seed=1)))
     for step in range(STEPS):
         stepper(next(batches), step, 1e-2)
     assert stepper.pop_bad_steps() is None

@@ -283,11 +283,11 @@ def _estimate_padding(
     """Estimate the padding. Both texts of a pair are packed together; the texts of other examples are concatenated."""
     lengths = np.array([[one.get(name, 0) for name in texts] for one in example_lengths], np.int64)
     lengths = lengths.reshape(-1, len(texts))
-    capacity: tuple[int, ...] = (max_length,)
+    max_lengths: tuple[int, ...] = (max_length,)
     if is_pair:
         totals = np.maximum(lengths.sum(axis=0), 1).tolist()
-        capacity = tuple(min(max_length, -(-max_length * total // max(totals) // 8) * 8) for total in totals)
-        too_long = (lengths > np.asarray(capacity)).any(axis=1)
+        max_lengths = tuple(min(max_length, -(-max_length * total // max(totals) // 8) * 8) for total in totals)
+        too_long = (lengths > np.asarray(max_lengths)).any(axis=1)
         lengths = lengths[~too_long]
     else:  # as for a language model: full sequences, then the remainder of each document
         lengths = lengths.sum(axis=1, keepdims=True)
@@ -298,16 +298,16 @@ def _estimate_padding(
     first = np.arange(0, len(lengths), batch_size)
     widths = np.maximum.reduceat(lengths, first, axis=0) if len(lengths) else lengths  # (batches, sides)
     heights = np.diff(np.append(first, len(lengths)))[:, None]
-    _, group_starts, group_widths = group_by_length(lengths, batch_size * sum(capacity))
+    _, group_starts, group_widths = group_by_length(lengths, batch_size * sum(max_lengths))
     grouped = int((np.diff(group_starts)[:, None] * group_widths).sum())
-    packed = pack(lengths, capacity, max_documents=max_length) if lengths.any() else None
+    packed = pack(lengths, max_lengths, max_documents=max_length) if lengths.any() else None
     return PaddingEstimate(
         fields=texts,
-        sequence_lengths=capacity,
+        sequence_lengths=max_lengths,
         batch_size=batch_size,
         unsorted=1 - total / max(int((widths * heights).sum()), total),
         by_length=1 - total / max(grouped, total),
-        packed=packed.padding_fraction(lengths, capacity) if packed else 0.0,
+        packed=packed.padding_fraction(lengths, max_lengths) if packed else 0.0,
         too_long=int(too_long.sum()),
         examples=len(example_lengths),
     )

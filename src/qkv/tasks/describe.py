@@ -85,7 +85,7 @@ def describe_prepared(prepared: PreparedRun) -> Description:
         units_per_epoch = stream.order.num_pools(1) * units / MEASURED_POOLS
         steps = max(1, round(units_per_epoch / (stream.sequences_per_batch if is_packed else 1)))
     micro_batch, memory_note = _fit_into_memory(prepared)
-    tallies = [objective.tally for objective in stream.objectives]
+    all_counts = [objective.counts for objective in stream.objectives]
     valid = prepared.valid_data
     budget = {name: getattr(recipe.train, name) for name in ("steps", "minutes", "epochs")}
     return Description(
@@ -93,19 +93,19 @@ def describe_prepared(prepared: PreparedRun) -> Description:
         family=config.family,
         head=config.head.kind,
         labels=config.head.labels,
-        model_summary=summarise_model(config, max(stream.capacity)),
+        model_summary=summarise_model(config, max(stream.max_lengths)),
         memory=estimate_memory(
-            micro_batch, config, stream.capacity, labelled_fraction(batch), batch.source_max_document_length
+            micro_batch, config, stream.max_lengths, labelled_fraction(batch), batch.source_max_document_length
         ),
         vocab_size=prepared.tokenizer.vocab_size,
-        records=sum(tally.records for tally in tallies),
-        examples=sum(tally.examples for tally in tallies),
-        tokens=sum(tally.tokens for tally in tallies),
-        sequence_lengths=stream.capacity,
+        records=sum(counts.records for counts in all_counts),
+        examples=sum(counts.examples for counts in all_counts),
+        tokens=sum(counts.tokens for counts in all_counts),
+        sequence_lengths=stream.max_lengths,
         sequences_per_step=stream.sequences_per_batch if is_packed else sequences / units,
         steps_per_epoch=steps,
         padding_fraction=1 - tokens / positions,
-        validation_examples=sum(one.tally.examples for one in valid.objectives) if valid is not None else 0,
+        validation_examples=sum(one.counts.examples for one in valid.objectives) if valid is not None else 0,
         budget={name: value for name, value in budget.items() if value},
         first_examples=tuple(preview_examples(prepared, batch)),
         notes=(*prepared.notes, *memory_note),

@@ -9,7 +9,7 @@ from qkv.data.cache.token_cache import TokenCache
 from qkv.data.encode import chat
 from qkv.data.encode.chat import EncodeChat
 from qkv.data.encode.encoders import EncodeAnswer, EncodeClass, EncodePair, EncodeTags, EncodeText, find_classes
-from qkv.data.objectives import IGNORE_INDEX, CausalLM
+from qkv.data.objectives import IGNORE_INDEX, CausalLMObjective
 from qkv.data.problems import InvalidRecord, Problems
 from qkv.data.stream.random_bits import EpochRng
 from qkv.data.stream.sequences import SequenceStream
@@ -203,7 +203,7 @@ def test_only_answers_and_their_ends_are_learnt():
 def test_the_loss_falls_on_the_answers_only():
     examples = InMemoryExamples.from_records([record(messages=messages(TURNS))], EncodeChat(MADE))
     rows = SequenceStream(
-        CausalLM(examples, MADE, max_length=128, loss_mask_field="answer", add_bos_eos=False), batch_tokens=128
+        CausalLMObjective(examples, MADE, max_length=128, loss_mask_field="answer", add_bos_eos=False), batch_tokens=128
     )
     pieces = rows.objectives[0].build(np.array([0]), rows.order.epoch_orders[0].rng(0))
     said = pieces.labels[pieces.labels != IGNORE_INDEX].tolist()
@@ -318,5 +318,5 @@ def test_bad_records_in_memory_are_counted_with_file_and_line():
 
 def test_an_example_from_a_cache_is_named_with_file_and_line(tmp_path):
     cache = TokenCache.build([record(text="abc")], EncodeText(MADE), tmp_path / "cache")
-    objective = CausalLM(cache, MADE, max_length=8)
+    objective = CausalLMObjective(cache, MADE, max_length=8)
     assert objective.origin(0, EpochRng(0)) == "record 0 (made.jsonl:1), tokens 0–3"

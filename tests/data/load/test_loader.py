@@ -15,21 +15,27 @@ from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.load.batch import Batch
 from qkv.data.load.loader import Loader
 from qkv.data.load.workers import WorkerError
-from qkv.data.objectives import IGNORE_INDEX, CausalLM, Classification, MaskedLM, Seq2SeqLM
+from qkv.data.objectives import (
+    IGNORE_INDEX,
+    CausalLMObjective,
+    ClassificationObjective,
+    MaskedLMObjective,
+    Seq2SeqObjective,
+)
 from qkv.data.stream.sequences import SequenceStream
 from qkv.errors import QkvError, UsageError
 
 
 def make_stream(seed=0, **choices) -> SequenceStream:
     made = {
-        "a": MaskedLM(documents(RAGGED), tokenizer(), max_length=32),
-        "b": MaskedLM(documents([9] * 30, 1), tokenizer(), max_length=32),
+        "a": MaskedLMObjective(documents(RAGGED), tokenizer(), max_length=32),
+        "b": MaskedLMObjective(documents([9] * 30, 1), tokenizer(), max_length=32),
     }
     return SequenceStream(made, batch_tokens=32 * 4, seed=seed, pool_size=16, **choices)
 
 
 def make_loader(examples, max_length=32) -> Loader:
-    return Loader(SequenceStream(CausalLM(examples, tokenizer(), max_length=max_length), batch_tokens=64))
+    return Loader(SequenceStream(CausalLMObjective(examples, tokenizer(), max_length=max_length), batch_tokens=64))
 
 
 def contents(batches) -> list[tuple[list[list[int]], list[list[int]]]]:
@@ -138,10 +144,10 @@ def test_other_data_of_the_same_size_is_refused():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_with_epochs_ends_and_shows_all(workers):
-    objective = CausalLM(documents(RAGGED), tokenizer(), max_length=32)
+    objective = CausalLMObjective(documents(RAGGED), tokenizer(), max_length=32)
     loader = Loader(SequenceStream(objective, batch_tokens=32 * 4, pool_size=9), num_workers=workers, epochs=2)
     seen = sorted(example for batch in loader for row in batch.examples for example in row)
-    assert seen == sorted([*range(objective.tally.examples)] * 2)
+    assert seen == sorted([*range(objective.counts.examples)] * 2)
     assert list(loader) == []
 
 
@@ -286,7 +292,7 @@ def test_a_batch_moves_whole():
 
 def test_scores_are_fractions_and_nan_where_there_are_none():
     scored = [{"first": [200] * (1 + i % 5), "score": [i / 4]} for i in range(9)]
-    from_memory = Classification(InMemoryExamples(scored), tokenizer(), max_length=24)
+    from_memory = ClassificationObjective(InMemoryExamples(scored), tokenizer(), max_length=24)
     batch = next(iter(Loader(SequenceStream(from_memory, batch_tokens=96, pool_size=9), epochs=1)))
     for scores, examples in zip(batch.scores, batch.examples, strict=True):
         assert scores[: len(examples)].tolist() == [example / 4 for example in examples]
@@ -304,7 +310,9 @@ def test_an_example_of_a_batch_can_be_named():
 
 def test_pairs_from_a_loader_are_the_pairs_of_the_data():
     examples = paired([(1 + i % 9, 1 + i % 7) for i in range(50)])
-    loader = Loader(SequenceStream(Seq2SeqLM(examples, tokenizer(), max_length=32), batch_tokens=64 * 3), epochs=1)
+    loader = Loader(
+        SequenceStream(Seq2SeqObjective(examples, tokenizer(), max_length=32), batch_tokens=64 * 3), epochs=1
+    )
     labels: dict[int, list[int]] = {}
     for batch in loader:
         for sequence, numbers in enumerate(batch.examples):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_data import documents, marked_texts, parts, quick, tokenizer
 
-from qkv.data.objectives import Denoising, SpanCorruption
+from qkv.data.objectives import DenoisingObjective, SpanCorruptionObjective
 from qkv.data.objectives.denoising import poisson_cdf_table
 from qkv.data.stream.random_bits import EpochRng
 
@@ -45,7 +45,9 @@ def restore_document(source: list[int], target: list[int], sentinels: tuple[int,
 @given(st.lists(st.integers(1, 80), min_size=1, max_size=6), st.integers(0, 3), st.sampled_from([0.15, 0.5, 0.9]))
 def test_source_and_target_restore_the_text(lengths, epoch, density):
     examples = documents(lengths)
-    objective = SpanCorruption(examples, tokenizer(), max_source_length=128, mask_prob=density, too_long="error")
+    objective = SpanCorruptionObjective(
+        examples, tokenizer(), max_source_length=128, mask_prob=density, too_long="error"
+    )
     for number, part in enumerate(built(objective, EpochRng(0, epoch))):
         assert part["source_ids"][-1] == part["labels"][-1] == ROLES.eos
         source, target = part["source_ids"][:-1], part["labels"][:-1]
@@ -59,8 +61,8 @@ def test_source_and_target_restore_the_text(lengths, epoch, density):
 
 def test_the_amounts_are_those_of_t5():
     # T5's own numbers: 568 tokens become 512 on the source side and 114 on the target side, end tokens included.
-    objective = SpanCorruption(documents([568]), tokenizer(), max_source_length=512)
-    assert objective.capacity == (114, 512)
+    objective = SpanCorruptionObjective(documents([568]), tokenizer(), max_source_length=512)
+    assert objective.max_lengths == (114, 512)
     assert objective.windows.window_length == 568
     part = built(objective)[0]
     assert len(part["source_ids"]) == 512
@@ -70,7 +72,7 @@ def test_the_amounts_are_those_of_t5():
 
 
 def test_no_span_is_favoured():
-    objective = SpanCorruption(documents([30] * 2000), tokenizer(), max_source_length=64)
+    objective = SpanCorruptionObjective(documents([30] * 2000), tokenizer(), max_source_length=64)
     hidden = np.zeros(30)
     for number, part in enumerate(built(objective)):
         tokens = objective.examples[number]["ids"].tolist()
@@ -93,8 +95,8 @@ def test_no_span_is_favoured():
 # ---------------------------------------------------------------- denoising
 
 
-def denoise(lengths, **choices) -> Denoising:
-    return Denoising(documents(lengths), tokenizer(), **{"max_length": 128, **choices})
+def denoise(lengths, **choices) -> DenoisingObjective:
+    return DenoisingObjective(documents(lengths), tokenizer(), **{"max_length": 128, **choices})
 
 
 @quick
@@ -115,7 +117,7 @@ def test_the_source_is_the_text_with_spans_masked(lengths, epoch, share):
 
 def test_spans_have_poisson_lengths():
     objective = denoise([400], max_length=512)
-    objective = Denoising(documents([400] * 300), tokenizer(), max_length=512, max_source_length=512)
+    objective = DenoisingObjective(documents([400] * 300), tokenizer(), max_length=512, max_source_length=512)
     spans, lengths = objective._sample_spans(np.full(300, 400), EpochRng(0).keys("span lengths", np.arange(300)))
     ends = np.cumsum(spans) - 1
     inner = np.delete(lengths, ends)  # the last span of a text takes what is missing, so it is shorter
@@ -126,15 +128,15 @@ def test_spans_have_poisson_lengths():
 
 
 def test_a_short_source_row_is_never_overrun():
-    objective = Denoising(documents([100] * 200), tokenizer(), max_length=128, max_source_length=84)
+    objective = DenoisingObjective(documents([100] * 200), tokenizer(), max_length=128, max_source_length=84)
     assert objective.lengths(np.arange(200), EpochRng(0))[:, 1].max() <= 84
-    loose = Denoising(documents([100] * 200), tokenizer(), max_length=128, max_source_length=128)
+    loose = DenoisingObjective(documents([100] * 200), tokenizer(), max_length=128, max_source_length=128)
     assert loose.lengths(np.arange(200), EpochRng(0))[:, 1].max() > 84  # the control: chance alone would have
 
 
 def test_sentences_are_permuted_whole():
     examples = marked_texts()
-    objective = Denoising(
+    objective = DenoisingObjective(
         examples, tokenizer(), max_length=256, max_source_length=256, mask_prob=0.001, permute_sentences=True
     )
     moved = 0
@@ -168,4 +170,4 @@ def set_less(tokens: list[int], source: list[int]) -> list[int]:
 def test_the_default_source_row_fits_what_is_left():
     objective = denoise([127] * 500)
     lengths = objective.lengths(np.arange(500), EpochRng(0))
-    assert lengths[:, 1].mean() / objective.capacity[1] == pytest.approx(0.95, abs=0.05)
+    assert lengths[:, 1].mean() / objective.max_lengths[1] == pytest.approx(0.95, abs=0.05)

@@ -6,7 +6,7 @@ from synthetic_data import documents, marked_texts, parts, record, texts, token_
 
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.encode.encoders import EncodeText
-from qkv.data.objectives import IGNORE_INDEX, MaskedLM, NextSentence
+from qkv.data.objectives import IGNORE_INDEX, MaskedLMObjective, NextSentenceObjective
 from qkv.data.objectives.masked_lm import TokenMasking, choose_whole_words
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import UsageError
@@ -24,7 +24,7 @@ def built(objective, draw=NOW):
 def test_labels_are_the_hidden_tokens_and_the_rest_is_shown():
     lengths = [1, 2, 10, 40, 100]
     examples = documents(lengths)
-    for number, part in enumerate(built(MaskedLM(examples, tokenizer(), max_length=128))):
+    for number, part in enumerate(built(MaskedLMObjective(examples, tokenizer(), max_length=128))):
         tokens = examples[number]["ids"].tolist()
         assert part["ids"][0] == ROLES.cls
         assert part["ids"][-1] == ROLES.sep
@@ -70,7 +70,7 @@ def test_strangers_are_never_special_whatever_the_ids():
 
 def test_whole_words_are_hidden_whole():
     examples = marked_texts()
-    objective = MaskedLM(examples, tokenizer(), max_length=300, whole_word_masking=True)
+    objective = MaskedLMObjective(examples, tokenizer(), max_length=300, whole_word_masking=True)
     for number, part in enumerate(built(objective)):
         words = examples[number]["words"].tolist()
         by_word: dict[int, set[bool]] = {}
@@ -83,7 +83,7 @@ def test_whole_words_are_hidden_whole():
 def test_without_the_choice_words_are_torn():
     examples = marked_texts()  # the control for the test above
     torn = 0
-    for number, part in enumerate(built(MaskedLM(examples, tokenizer(), max_length=300))):
+    for number, part in enumerate(built(MaskedLMObjective(examples, tokenizer(), max_length=300))):
         by_word: dict[int, set[bool]] = {}
         for word, label in zip(examples[number]["words"].tolist(), part["labels"][1:-1], strict=True):
             by_word.setdefault(word, set()).add(label != IGNORE_INDEX)
@@ -112,11 +112,11 @@ def unmasked(part: dict) -> list[int]:
     return [seen if label == IGNORE_INDEX else label for seen, label in zip(part["ids"], part["labels"], strict=True)]
 
 
-def next_sentence(length: int = 48) -> NextSentence:
+def next_sentence(length: int = 48) -> NextSentenceObjective:
     """Over documents of random tokens, no two alike, with a sentence every 7 tokens."""
     lists = token_lists([9 * number for number in range(24)])
     made = [{"ids": ids, "sentences": list(range(0, len(ids), 7))} for ids in lists]
-    return NextSentence(InMemoryExamples(made), tokenizer(), max_length=length)
+    return NextSentenceObjective(InMemoryExamples(made), tokenizer(), max_length=length)
 
 
 @pytest.mark.parametrize("epoch", range(4))
@@ -158,7 +158,7 @@ def test_the_label_says_whether_the_second_part_follows():
 def test_about_half_are_exchanged():
     long = [record(text=" ".join(text * 4 for text in texts(9)[number % 9 :])) for number in range(40)]
     examples = InMemoryExamples.from_records(long, EncodeText(tokenizer(), sentences=True))
-    objective = NextSentence(examples, tokenizer(), max_length=64)
+    objective = NextSentenceObjective(examples, tokenizer(), max_length=64)
     classes = np.array([part["class_ids"] for epoch in range(2) for part in built(objective, EpochRng(0, epoch))])
     assert (classes == 1).sum() / (classes != IGNORE_INDEX).sum() == pytest.approx(0.5, abs=0.05)
 

@@ -5,12 +5,12 @@ import pytest
 from synthetic_data import OBJECTIVES, documents, marked_texts, paired, parts, tokenizer
 
 from qkv.data.objectives import (
-    CausalLM,
-    Denoising,
-    MaskedLM,
-    NextSentence,
-    Seq2SeqLM,
-    SpanCorruption,
+    CausalLMObjective,
+    DenoisingObjective,
+    MaskedLMObjective,
+    NextSentenceObjective,
+    Seq2SeqObjective,
+    SpanCorruptionObjective,
 )
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError, UsageError
@@ -33,7 +33,7 @@ def test_lengths_are_what_is_built(name):
         pieces = objective.build(examples, draw)
         sides = [pieces.lengths] + ([] if pieces.source_lengths is None else [pieces.source_lengths])
         assert objective.lengths(examples, draw).tolist() == np.stack(sides, axis=1).tolist()
-        assert (np.stack(sides, axis=1) <= objective.capacity).all()
+        assert (np.stack(sides, axis=1) <= objective.max_lengths).all()
         assert len(pieces.ids) == pieces.lengths.sum()
 
 
@@ -82,24 +82,24 @@ def test_an_example_can_be_named(name):
 
 def test_no_examples_is_an_error():
     with pytest.raises(QkvError, match="no examples"):
-        CausalLM(documents([]), tokenizer(), max_length=8)
+        CausalLMObjective(documents([]), tokenizer(), max_length=8)
 
 
 def test_a_missing_field_names_those_there_are():
     with pytest.raises(UsageError, match="no field 'source'; known: ids"):
-        Seq2SeqLM(documents([3]), tokenizer(), max_length=8)
+        Seq2SeqObjective(documents([3]), tokenizer(), max_length=8)
 
 
 def test_a_missing_role_is_named():
     plain = Tokenizer.train("byte", iter([]), vocab_size=260, special_tokens=["pad", "eos"])
     with pytest.raises(UsageError, match="'mask'"):
-        MaskedLM(documents([3]), plain, max_length=8)
+        MaskedLMObjective(documents([3]), plain, max_length=8)
 
 
 def test_too_few_sentinels_are_counted():
     few = Tokenizer.train("byte", iter([]), vocab_size=280, special_tokens=["pad", "eos"], num_sentinels=5)
     with pytest.raises(UsageError, match=r"need \d+ sentinel tokens, but the tokenizer has 5"):
-        SpanCorruption(documents([3]), few, max_source_length=512)
+        SpanCorruptionObjective(documents([3]), few, max_source_length=512)
 
 
 def no_separator():
@@ -109,13 +109,16 @@ def no_separator():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SpanCorruption(documents([3]), tokenizer(), max_source_length=32, mask_prob=1.0), "mask_prob = 1.0"),
         (
-            lambda: SpanCorruption(documents([3]), tokenizer(), max_source_length=32, mean_span_length=0.5),
+            lambda: SpanCorruptionObjective(documents([3]), tokenizer(), max_source_length=32, mask_prob=1.0),
+            "mask_prob = 1.0",
+        ),
+        (
+            lambda: SpanCorruptionObjective(documents([3]), tokenizer(), max_source_length=32, mean_span_length=0.5),
             "mean_span_length = 0.5",
         ),
-        (lambda: Denoising(documents([3]), tokenizer(), max_length=32, mask_prob=0.0), "mask_prob = 0.0"),
-        (lambda: NextSentence(marked_texts(), no_separator(), max_length=32), "sep"),
+        (lambda: DenoisingObjective(documents([3]), tokenizer(), max_length=32, mask_prob=0.0), "mask_prob = 0.0"),
+        (lambda: NextSentenceObjective(marked_texts(), no_separator(), max_length=32), "sep"),
     ],
 )
 def test_impossible_choices_are_refused(make, message):
@@ -125,7 +128,7 @@ def test_impossible_choices_are_refused(make, message):
 
 def test_a_row_too_short_for_anything_is_refused():
     with pytest.raises(UsageError, match="length = 2 is too small"):
-        MaskedLM(documents([3]), tokenizer(), max_length=2)
+        MaskedLMObjective(documents([3]), tokenizer(), max_length=2)
 
 
 @pytest.mark.parametrize(
@@ -140,10 +143,10 @@ def test_a_row_too_short_for_anything_is_refused():
 )
 def test_pairs_that_do_not_fit_are_counted(too_long, expected):
     examples = paired([(2, 2), (2, 20), (12, 2), (1, 1)])  # source, target
-    objective = Seq2SeqLM(examples, tokenizer(), max_length=10, max_source_length=8, too_long=too_long)
-    assert {name: objective.tally.to_dict()[name] for name in expected} == expected
+    objective = Seq2SeqObjective(examples, tokenizer(), max_length=10, max_source_length=8, too_long=too_long)
+    assert {name: objective.counts.to_dict()[name] for name in expected} == expected
 
 
 def test_pairs_that_do_not_fit_stop_the_run_unless_a_choice_is_made():
     with pytest.raises(QkvError, match=r"2 of 4 records are too long.*needs 21 tokens, and max_length is 10.*too_long"):
-        Seq2SeqLM(paired([(2, 2), (2, 20), (12, 2), (1, 1)]), tokenizer(), max_length=10, max_source_length=8)
+        Seq2SeqObjective(paired([(2, 2), (2, 20), (12, 2), (1, 1)]), tokenizer(), max_length=10, max_source_length=8)

@@ -7,12 +7,12 @@ from synthetic_data import PAIRS, labelled, paired, parts, questions, tagged, te
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.objectives import (
     IGNORE_INDEX,
-    Classification,
-    Contrastive,
-    QuestionAnswering,
-    Seq2SeqLM,
+    ClassificationObjective,
+    ContrastiveObjective,
+    QuestionAnsweringObjective,
+    Seq2SeqObjective,
     SpecialTokenTemplate,
-    Tagging,
+    TaggingObjective,
 )
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError, UsageError
@@ -54,7 +54,7 @@ def test_without_a_template_the_roles_make_the_frame():
 
 def test_teacher_forcing():
     examples = paired(PAIRS)
-    for number, part in enumerate(built(Seq2SeqLM(examples, tokenizer(), max_length=40))):
+    for number, part in enumerate(built(Seq2SeqObjective(examples, tokenizer(), max_length=40))):
         source, target = (examples[number][field].tolist() for field in ("source", "target"))
         assert part["source_ids"] == [*source, ROLES.eos]
         assert part["ids"] == [ROLES.bos, *target]
@@ -63,7 +63,7 @@ def test_teacher_forcing():
 
 def test_a_cut_target_is_not_taught_to_end():
     examples = paired([(3, 9), (9, 3), (3, 4), (3, 5)])
-    found = built(Seq2SeqLM(examples, tokenizer(), max_length=5, max_source_length=6, too_long="truncate"))
+    found = built(Seq2SeqObjective(examples, tokenizer(), max_length=5, max_source_length=6, too_long="truncate"))
     target = examples[0]["target"].tolist()
     assert found[0]["ids"] == [ROLES.bos, *target[:4]]
     assert found[0]["labels"] == target[:5]
@@ -74,12 +74,15 @@ def test_a_cut_target_is_not_taught_to_end():
 
 def test_source_rows_take_the_proportions_of_the_data():
     examples = paired([(20, 9)] * 10)  # 21 and 10 places
-    assert Seq2SeqLM(examples, tokenizer(), max_length=100).capacity == (100, 216)  # 210, rounded up to a multiple of 8
+    assert Seq2SeqObjective(examples, tokenizer(), max_length=100).max_lengths == (
+        100,
+        216,
+    )  # 210, rounded up to a multiple of 8
 
 
 def test_padding_starts_the_decoder_where_there_is_no_start_token():
     t5 = Tokenizer.train("byte", iter([]), vocab_size=260, special_tokens=["pad", "eos"])
-    part = built(Seq2SeqLM(paired([(2, 2)]), t5, max_length=8))[0]
+    part = built(Seq2SeqObjective(paired([(2, 2)]), t5, max_length=8))[0]
     assert part["ids"][0] == t5.special_tokens.pad
 
 
@@ -88,7 +91,7 @@ def test_padding_starts_the_decoder_where_there_is_no_start_token():
 
 def test_two_texts_with_types_and_a_class():
     examples = labelled()
-    for number, part in enumerate(built(Classification(examples, tokenizer(), max_length=64))):
+    for number, part in enumerate(built(ClassificationObjective(examples, tokenizer(), max_length=64))):
         one, two = (examples[number][field].tolist() for field in ("first", "second"))
         assert part["ids"] == [ROLES.cls, *one, ROLES.sep, *two, ROLES.sep]
         assert part["token_type_ids"] == [0] * (len(one) + 2) + [1] * (len(two) + 1)
@@ -97,7 +100,7 @@ def test_two_texts_with_types_and_a_class():
 
 def test_one_text_with_a_score():
     examples = InMemoryExamples([{"first": [200, 201], "score": [0.25]}, {"first": [202], "score": [3.5]}])
-    found = built(Classification(examples, tokenizer(), max_length=8))
+    found = built(ClassificationObjective(examples, tokenizer(), max_length=8))
     assert found[0] == {"ids": [ROLES.cls, 200, 201, ROLES.sep], "scores": 0.25}
     assert found[1]["scores"] == 3.5
 
@@ -105,10 +108,10 @@ def test_one_text_with_a_score():
 def test_the_longer_text_is_cut_first():
     examples = InMemoryExamples([{"first": list(range(200, 212)), "second": [150, 151], "label": [0]}])
     with pytest.raises(QkvError, match="needs 17 tokens, and max_length is 10"):
-        Classification(examples, tokenizer(), max_length=10)
-    objective = Classification(examples, tokenizer(), max_length=10, too_long="truncate")
+        ClassificationObjective(examples, tokenizer(), max_length=10)
+    objective = ClassificationObjective(examples, tokenizer(), max_length=10, too_long="truncate")
     assert built(objective)[0]["ids"] == [ROLES.cls, *range(200, 205), ROLES.sep, 150, 151, ROLES.sep]
-    assert (objective.tally.truncated, objective.tally.lost_tokens) == (1, 7)
+    assert (objective.counts.truncated, objective.counts.lost_tokens) == (1, 7)
 
 
 # ---------------------------------------------------------------- tags
@@ -116,7 +119,7 @@ def test_the_longer_text_is_cut_first():
 
 def test_tags_stand_beside_their_tokens_and_survive_splitting():
     examples = tagged()
-    objective = Tagging(examples, tokenizer(), max_length=32, too_long="split")
+    objective = TaggingObjective(examples, tokenizer(), max_length=32, too_long="split")
     found: dict[int, list[int]] = {}
     record, _, _ = objective.windows.locate(np.arange(objective.num_examples(NOW)), NOW)
     for one, part in zip(record.tolist(), built(objective), strict=True):
@@ -131,8 +134,8 @@ def test_tags_stand_beside_their_tokens_and_survive_splitting():
 # ---------------------------------------------------------------- answers
 
 
-def answers(**choices) -> QuestionAnswering:
-    return QuestionAnswering(
+def answers(**choices) -> QuestionAnsweringObjective:
+    return QuestionAnsweringObjective(
         questions(), tokenizer(), **{"max_length": 40, "overlap": 8, "max_question_length": 10, **choices}
     )
 
@@ -202,13 +205,15 @@ def test_long_questions_are_an_error_or_a_choice_that_is_counted():
     with pytest.raises(QkvError, match="needs 4 tokens, and max_question_length is 3"):
         answers(max_question_length=3)
     cut = answers(max_question_length=3, too_long="truncate")
-    assert (cut.tally.truncated, cut.tally.lost_tokens) == (12, 12)
+    assert (cut.counts.truncated, cut.counts.lost_tokens) == (12, 12)
     some = InMemoryExamples(
         [{"question": [200] * n, "context": [201, 202], "answer": [0, 1]} for n in (2, 5)],
         ["question", "context", "answer"],
     )
-    skipped = QuestionAnswering(some, tokenizer(), max_length=20, overlap=2, max_question_length=3, too_long="skip")
-    assert (skipped.tally.skipped, skipped.tally.lost_tokens, skipped.num_examples(NOW)) == (1, 7, 1)
+    skipped = QuestionAnsweringObjective(
+        some, tokenizer(), max_length=20, overlap=2, max_question_length=3, too_long="skip"
+    )
+    assert (skipped.counts.skipped, skipped.counts.lost_tokens, skipped.num_examples(NOW)) == (1, 7, 1)
 
 
 # ---------------------------------------------------------------- contrast
@@ -216,12 +221,14 @@ def test_long_questions_are_an_error_or_a_choice_that_is_counted():
 
 def test_the_source_row_of_a_contrast_takes_the_proportions_of_the_data():
     examples = paired([(18, 8)] * 10, ("first", "second"))  # 20 and 10 places
-    assert Contrastive(examples, tokenizer(), max_length=100).capacity == (100, 200)
+    assert ContrastiveObjective(examples, tokenizer(), max_length=100).max_lengths == (100, 200)
 
 
 def test_both_texts_are_framed_each_in_its_row():
     examples = paired(PAIRS, ("first", "second"))
-    for number, part in enumerate(built(Contrastive(examples, tokenizer(), max_length=48, max_source_length=40))):
+    for number, part in enumerate(
+        built(ContrastiveObjective(examples, tokenizer(), max_length=48, max_source_length=40))
+    ):
         one, two = (examples[number][field].tolist() for field in ("first", "second"))
         assert part["source_ids"] == [ROLES.cls, *one, ROLES.sep]
         assert part["ids"] == [ROLES.cls, *two, ROLES.sep]

@@ -58,21 +58,21 @@ def test_too_long_is_an_error_that_says_what_to_do():
 def test_what_is_skipped_is_counted():
     windows = Windows(np.array([3, 0, 28, 20]), 16, too_long="skip")
     assert windows.num_windows(EpochRng(0)) == 1
-    tally = windows.tally
-    assert (tally.skipped, tally.lost_tokens, tally.empty, tally.examples, tally.tokens) == (2, 48, 1, 1, 3)
+    counts = windows.counts
+    assert (counts.skipped, counts.lost_tokens, counts.empty, counts.examples, counts.tokens) == (2, 48, 1, 1, 3)
 
 
 def test_what_is_cut_is_counted():
     windows = Windows(np.array([3, 0, 28, 20]), 16, too_long="truncate")
     _, first, length = windows.locate(np.arange(3), EpochRng(0))
     assert (first.tolist(), length.tolist()) == ([0, 0, 0], [3, 16, 16])
-    tally = windows.tally
-    assert (tally.truncated, tally.lost_tokens, tally.examples, tally.tokens) == (2, 16, 3, 35)
+    counts = windows.counts
+    assert (counts.truncated, counts.lost_tokens, counts.examples, counts.tokens) == (2, 16, 3, 35)
 
 
 def test_what_is_split_loses_nothing():
-    tally = Windows(np.array([3, 0, 28, 20]), 16, too_long="split").tally
-    assert (tally.split, tally.lost_tokens, tally.examples, tally.tokens) == (2, 0, 5, 51)
+    counts = Windows(np.array([3, 0, 28, 20]), 16, too_long="split").counts
+    assert (counts.split, counts.lost_tokens, counts.examples, counts.tokens) == (2, 0, 5, 51)
 
 
 def test_an_unknown_choice_names_the_nearest():

@@ -6,17 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_data import documents, quick, tokenizer
 
-from qkv.data.objectives import CausalLM
+from qkv.data.objectives import CausalLMObjective
 from qkv.data.stream.mixture import MixtureOrder, mixture_fractions
 from qkv.data.stream.sequences import SequenceStream
 from qkv.errors import QkvError, UsageError
 
 
-def dataset(count: int, seed: int = 0, length: int = 16) -> CausalLM:
-    return CausalLM(documents([9] * count, seed), tokenizer(), max_length=length)
+def dataset(count: int, seed: int = 0, length: int = 16) -> CausalLMObjective:
+    return CausalLMObjective(documents([9] * count, seed), tokenizer(), max_length=length)
 
 
-def datasets(**counts: int) -> dict[str, CausalLM]:
+def datasets(**counts: int) -> dict[str, CausalLMObjective]:
     return {name: dataset(count) for name, count in counts.items()}
 
 
@@ -47,7 +47,8 @@ def test_every_source_runs_through_its_own_epochs():
 def test_an_empty_dataset_is_named():
     with pytest.raises(QkvError, match="no training examples are left in 'none'"):
         SequenceStream(
-            {"some": dataset(3), "none": CausalLM(documents([0, 0]), tokenizer(), max_length=16)}, batch_tokens=64
+            {"some": dataset(3), "none": CausalLMObjective(documents([0, 0]), tokenizer(), max_length=16)},
+            batch_tokens=64,
         )
 
 

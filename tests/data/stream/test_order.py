@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_data import documents, quick, tokenizer
 
-from qkv.data.objectives import CausalLM
+from qkv.data.objectives import CausalLMObjective
 from qkv.data.stream.order import EpochOrder, Permutation, SingleDatasetOrder
 from qkv.data.stream.random_bits import hash64
 
@@ -54,8 +54,8 @@ def test_neighbours_are_scattered():
     assert abs(np.corrcoef(examples[1:], examples[:-1])[0, 1]) < 0.01
 
 
-def with_offset(lengths=(40, 100, 3, 77)) -> CausalLM:
-    return CausalLM(documents(list(lengths)), tokenizer(), max_length=16, random_offset=True)
+def with_offset(lengths=(40, 100, 3, 77)) -> CausalLMObjective:
+    return CausalLMObjective(documents(list(lengths)), tokenizer(), max_length=16, random_offset=True)
 
 
 @quick
@@ -70,7 +70,7 @@ def test_the_pools_of_an_epoch_have_every_example_once(pool_size, seed):
 
 
 def test_epochs_differ_in_order():
-    order = SingleDatasetOrder(CausalLM(documents([1] * 64), tokenizer(), max_length=16), 0, 64)
+    order = SingleDatasetOrder(CausalLMObjective(documents([1] * 64), tokenizer(), max_length=16), 0, 64)
     assert order.pool(0).example.tolist() != order.pool(1).example.tolist()
 
 

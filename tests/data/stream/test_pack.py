@@ -15,11 +15,11 @@ single_lengths = st.lists(st.tuples(st.integers(0, 20)), min_size=0, max_size=60
 pair_lengths = st.lists(st.tuples(st.integers(1, 20), st.integers(0, 15)) | st.just((0, 0)), min_size=0, max_size=60)
 
 
-def check(layout: PackingLayout, lengths: np.ndarray, capacity: tuple[int, ...], max_documents: int) -> None:
+def check(layout: PackingLayout, lengths: np.ndarray, max_lengths: tuple[int, ...], max_documents: int) -> None:
     """The slow way: write every example into its sequences, token by token."""
     present = [index for index in range(len(lengths)) if lengths[index].any()]
     assert sorted(layout.example.tolist()) == present
-    for side, length in enumerate(capacity):
+    for side, length in enumerate(max_lengths):
         sequences = [[0] * length for _ in range(layout.num_sequences)]
         for example, sequence, document, offset in zip(
             layout.example, layout.sequence, layout.document, layout.offset[:, side], strict=True
@@ -51,7 +51,7 @@ def test_pairs(lengths, max_documents):
     check(pack(sizes, (20, 15), max_documents), sizes, (20, 15), max_documents)
 
 
-def slow_best_fit(sizes: list[int], capacity: int) -> int:
+def slow_best_fit(sizes: list[int], max_length: int) -> int:
     rooms: list[int] = []
     for size in sorted(sizes, reverse=True):
         fitting = [room for room in rooms if room >= size]
@@ -59,7 +59,7 @@ def slow_best_fit(sizes: list[int], capacity: int) -> int:
             rooms.remove(min(fitting))
             rooms.append(min(fitting) - size)
         else:
-            rooms.append(capacity - size)
+            rooms.append(max_length - size)
     return len(rooms)
 
 
@@ -105,8 +105,8 @@ def test_pairs_fill_both_sides_together():
     source = random.integers(5, 40, 6000)
     target = np.maximum(1, source + random.integers(-4, 6, 6000))
     sizes = np.stack([target, source], axis=1)
-    capacity = (512, round(512 * source.mean() / target.mean()))
-    assert pack(sizes, capacity, 512).padding_fraction(sizes, capacity) < 0.02
+    max_lengths = (512, round(512 * source.mean() / target.mean()))
+    assert pack(sizes, max_lengths, 512).padding_fraction(sizes, max_lengths) < 0.02
 
 
 @quick

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from synthetic_data import OBJECTIVES, RAGGED, documents, paired, parts, quick, tokenizer
 
 from qkv.data.load.loader import Loader
-from qkv.data.objectives import IGNORE_INDEX, CausalLM, Seq2SeqLM
+from qkv.data.objectives import IGNORE_INDEX, CausalLMObjective, Seq2SeqObjective
 from qkv.data.stream.collate import collate
 from qkv.data.stream.random_bits import EpochRng
 from qkv.data.stream.sequences import FIRST_CURSOR, SequenceStream, StreamCursor
@@ -19,7 +19,7 @@ LAYOUTS = ("packed", "padded")
 
 
 def make_stream(layout="packed", seed=0, pool_size=5, lengths=tuple(RAGGED), batch_size=3, **choices) -> SequenceStream:
-    objective = CausalLM(documents(list(lengths)), tokenizer(), max_length=32, **choices)
+    objective = CausalLMObjective(documents(list(lengths)), tokenizer(), max_length=32, **choices)
     return SequenceStream(objective, batch_tokens=32 * batch_size, seed=seed, layout=layout, pool_size=pool_size)
 
 
@@ -76,17 +76,17 @@ def test_skipped_examples_are_in_no_sequence_and_counted():
     assert {example for _, example in read_refs(stream, epochs=1)} == set(
         range(stream.objectives[0].num_examples(EpochRng(0)))
     )
-    tally = stream.objectives[0].tally
-    assert (tally.skipped, tally.examples) == (sum(n + 1 > 32 for n in RAGGED), sum(0 < n < 32 for n in RAGGED))
+    counts = stream.objectives[0].counts
+    assert (counts.skipped, counts.examples) == (sum(n + 1 > 32 for n in RAGGED), sum(0 < n < 32 for n in RAGGED))
 
 
 def test_skipped_pairs_are_in_no_sequence():
     sizes = [(1 + i % 9, 1 + i % 13) for i in range(80)]
-    objective = Seq2SeqLM(paired(sizes), tokenizer(), max_length=10, max_source_length=8, too_long="skip")
+    objective = Seq2SeqObjective(paired(sizes), tokenizer(), max_length=10, max_source_length=8, too_long="skip")
     seen = read_refs(SequenceStream(objective, batch_tokens=90, pool_size=20), epochs=1)
     fitting = [i for i, (source, target) in enumerate(sizes) if source + 1 <= 8 and target + 1 <= 10]
     assert sorted(example for _, example in seen) == fitting
-    assert objective.tally.skipped == 80 - len(fitting) > 0
+    assert objective.counts.skipped == 80 - len(fitting) > 0
 
 
 # ---------------------------------------------------------------- processes
@@ -226,7 +226,7 @@ def test_packed_batches_have_one_shape(name):
 def test_no_label_is_predicted_from_another_document():
     """Trap 21. Each label of a document is that document's own next token."""
     examples = documents(RAGGED)
-    stream = SequenceStream(CausalLM(examples, tokenizer(), max_length=32), batch_tokens=320, pool_size=20)
+    stream = SequenceStream(CausalLMObjective(examples, tokenizer(), max_length=32), batch_tokens=320, pool_size=20)
     eos = tokenizer().special_tokens.eos
     edges = 0
     for plan, _ in stream.batch_plans(epochs=1):
@@ -246,7 +246,9 @@ def test_no_label_is_predicted_from_another_document():
 
 def test_shifting_a_packed_sequence_would_cross_documents():
     """The control: labels made by shifting the sequence, as naive packing does, differ exactly where documents meet."""
-    stream = SequenceStream(CausalLM(documents(RAGGED), tokenizer(), max_length=32), batch_tokens=320, pool_size=20)
+    stream = SequenceStream(
+        CausalLMObjective(documents(RAGGED), tokenizer(), max_length=32), batch_tokens=320, pool_size=20
+    )
     arrays = collate(stream, next(stream.batch_plans())[0])
     naive = np.where(arrays["document_ids"][:, 1:] > 0, arrays["ids"][:, 1:], IGNORE_INDEX)
     meeting = (arrays["document_ids"][:, 1:] != arrays["document_ids"][:, :-1]) & (arrays["document_ids"][:, 1:] > 0)
@@ -257,7 +259,7 @@ def test_shifting_a_packed_sequence_would_cross_documents():
 def test_source_and_target_of_a_pair_have_the_same_document_id():
     examples = paired([(1 + i % 9, 1 + i % 7) for i in range(60)])
     stream = SequenceStream(
-        Seq2SeqLM(examples, tokenizer(), max_length=32, max_source_length=32), batch_tokens=640, pool_size=60
+        Seq2SeqObjective(examples, tokenizer(), max_length=32, max_source_length=32), batch_tokens=640, pool_size=60
     )
     eos = tokenizer().special_tokens.eos
     for plan, _ in islice(stream.batch_plans(), 3):
@@ -273,26 +275,26 @@ def test_source_and_target_of_a_pair_have_the_same_document_id():
 
 
 def test_max_documents_suits_the_data():
-    long = SequenceStream(CausalLM(documents([500] * 50), tokenizer(), max_length=64), batch_tokens=640)
-    short = SequenceStream(CausalLM(documents([4] * 500), tokenizer(), max_length=64), batch_tokens=640)
+    long = SequenceStream(CausalLMObjective(documents([500] * 50), tokenizer(), max_length=64), batch_tokens=640)
+    short = SequenceStream(CausalLMObjective(documents([4] * 500), tokenizer(), max_length=64), batch_tokens=640)
     assert long.max_documents < short.max_documents <= 64
     assert short.padding_fraction() < 0.2
 
 
 def test_a_pool_has_more_examples_if_they_are_short():
-    short = SequenceStream(CausalLM(documents([4] * 5000), tokenizer(), max_length=512), batch_tokens=640)
+    short = SequenceStream(CausalLMObjective(documents([4] * 5000), tokenizer(), max_length=512), batch_tokens=640)
     assert short.order.pool_size > 10_000
 
 
 def test_a_batch_smaller_than_a_sequence_is_refused():
     with pytest.raises(UsageError, match="batch_tokens = 31 is less than one sequence of 32"):
-        SequenceStream(CausalLM(documents([4]), tokenizer(), max_length=32), batch_tokens=31)
+        SequenceStream(CausalLMObjective(documents([4]), tokenizer(), max_length=32), batch_tokens=31)
 
 
 def test_data_without_examples_is_an_error():
     with pytest.raises(QkvError, match=r"no training examples are left: 2 records give 0 examples.*2 skipped"):
         SequenceStream(
-            Seq2SeqLM(paired([(9, 9)] * 2), tokenizer(), max_length=4, max_source_length=4, too_long="skip"),
+            Seq2SeqObjective(paired([(9, 9)] * 2), tokenizer(), max_length=4, max_source_length=4, too_long="skip"),
             batch_tokens=64,
         )
 
@@ -306,5 +308,5 @@ def test_an_objective_with_wrong_lengths_is_caught():
     stream = make_stream()
     honest = stream.objectives[0].lengths
     stream.objectives[0].lengths = lambda examples, rng: np.maximum(honest(examples, rng) - 1, 1)
-    with pytest.raises(AssertionError, match="CausalLM built examples of other lengths"):
+    with pytest.raises(AssertionError, match="CausalLMObjective built examples of other lengths"):
         [collate(stream, plan) for plan, _ in stream.batch_plans(epochs=1)]

@@ -10,7 +10,7 @@ import pytest
 from synthetic_data import tokenizer
 
 from qkv.data.cache.examples import InMemoryExamples
-from qkv.data.objectives import CausalLM, Seq2SeqLM
+from qkv.data.objectives import CausalLMObjective, Seq2SeqObjective
 from qkv.data.stream.sequences import SequenceStream
 
 SHARED = Path(os.environ.get("QKV_SHARED", Path(__file__).parents[4] / "shared"))
@@ -25,7 +25,7 @@ def test_multi30k_pairs(length):
         with gzip.open(MULTI30K / f"train.{language}.gz", "rt", encoding="utf-8") as lines:
             sides.append([range(len(line.split())) for line in lines])  # words: the lengths are what matters here
     pairs = InMemoryExamples([{"source": a, "target": b} for a, b in zip(*sides, strict=True)])
-    objective = Seq2SeqLM(pairs, tokenizer(), max_length=length)
+    objective = Seq2SeqObjective(pairs, tokenizer(), max_length=length)
     packed = SequenceStream(objective, batch_tokens=64 * length)
     everything = packed.order.num_pools(1)
     assert packed.padding_fraction(everything) <= 0.03
@@ -38,7 +38,7 @@ def test_the_standard_library(length):
     sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     documents = [np.frombuffer(path.read_bytes(), np.uint8).astype(np.int32) + 106 for path in sources]
     rows = SequenceStream(
-        CausalLM(InMemoryExamples([{"ids": ids} for ids in documents]), tokenizer(), max_length=length),
+        CausalLMObjective(InMemoryExamples([{"ids": ids} for ids in documents]), tokenizer(), max_length=length),
         batch_tokens=64 * length,
     )
     assert rows.padding_fraction(rows.order.num_pools(1)) <= 0.03

@@ -29,7 +29,7 @@ def chosen(prepared: PreparedRun, free: float | None, keys: dict[str, Any] | Non
 def needed(prepared: PreparedRun, tokens: int, **keys: Any) -> float:
     """The free memory that a micro-batch of so many tokens just fits into."""
     recipe = replace(prepared.recipe, train=replace(prepared.recipe.train, micro_batch_tokens=tokens, **keys))
-    return estimate_memory(recipe, prepared.config, prepared.train_data.capacity).total / USABLE_FRACTION + 2
+    return estimate_memory(recipe, prepared.config, prepared.train_data.max_lengths).total / USABLE_FRACTION + 2
 
 
 def test_a_batch_that_fits_is_not_split(prepared: PreparedRun) -> None:
@@ -38,7 +38,7 @@ def test_a_batch_that_fits_is_not_split(prepared: PreparedRun) -> None:
 
 
 def test_a_micro_batch_is_the_largest_half_of_a_half_that_fits(prepared: PreparedRun) -> None:
-    sequence = sum(prepared.train_data.capacity)
+    sequence = sum(prepared.train_data.max_lengths)
     whole = 2048 // sequence * sequence
     half, quarter = whole // 2 // sequence * sequence, whole // 4 // sequence * sequence
     tokens, note = chosen(prepared, needed(prepared, half))
@@ -56,7 +56,7 @@ def test_what_does_not_fit_at_all_is_refused_with_a_change_that_helps(prepared: 
     with pytest.raises(UsageError, match=r"Lower train\.batch_tokens"):
         chosen(prepared, 1000, can_split=False)
     with pytest.raises(UsageError, match=r"micro_batch_tokens = 1024: a step needs .* Set .* = \"auto\", which takes"):
-        chosen(prepared, needed(prepared, sum(prepared.train_data.capacity)), {"micro_batch_tokens": 1024})
+        chosen(prepared, needed(prepared, sum(prepared.train_data.max_lengths)), {"micro_batch_tokens": 1024})
     stacks = {side: replace(getattr(prepared.config, side), layers=12) for side in ("encoder", "decoder")}
     deep = replace(prepared, config=replace(prepared.config, **stacks))
     with pytest.raises(UsageError, match=r"Set train\.gradient_checkpointing = true"):
@@ -89,7 +89,7 @@ def test_the_choice_is_kept_in_the_run(tmp_path: Path, monkeypatch: pytest.Monke
     """A run that starts where little is free, and is resumed where much is free, takes the same steps."""
     recipe = tiny(tmp_path, "whole", train={"micro_batch_tokens": "auto"})
     prepared = prepare(recipe)
-    little = int(needed(prepared, sum(prepared.train_data.capacity)))
+    little = int(needed(prepared, sum(prepared.train_data.max_lengths)))
     monkeypatch.setattr(training, "free_memory", lambda device: little)
     train(recipe)
     assert "it is computed in micro-batches of" in notes_of(recipe.run)

@@ -343,4 +343,4 @@ def test_a_decoder_begins_in_training_as_it_will_when_it_is_run(folder: Path, tm
 def test_long_rows_of_short_texts_need_few_positions(folder: Path) -> None:
     model = {"preset": "bart-base", "overrides": {"width": 32, "layers": 1, "heads": 2, "max_positions": 64}}
     prepared = prepare(sample_recipe(folder, "seq2seq", model=model))  # rows of 256, texts of about 10
-    assert prepared.train_data.capacity[0] > prepared.config.stack.max_positions
+    assert prepared.train_data.max_lengths[0] > prepared.config.stack.max_positions

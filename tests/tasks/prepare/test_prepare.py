@@ -66,7 +66,7 @@ def test_every_objective_is_prepared_and_can_be_learnt_from(folder: Path, kind: 
     prepared = prepare(sample_recipe(folder, kind, file))
     assert prepared.config.family == OBJECTIVES[kind].families[0]
     assert prepared.valid_data is not None
-    assert prepared.valid_data.capacity == prepared.train_data.capacity
+    assert prepared.valid_data.max_lengths == prepared.train_data.max_lengths
     assert prepared.valid_data.max_documents == prepared.train_data.max_documents
     assert prepared.valid_records
     assert prepared.fields <= prepared.valid_records[0].fields.keys()
@@ -165,7 +165,7 @@ def test_the_end_of_one_long_text_is_held_out(folder: Path) -> None:
 
 def test_validation_files_of_their_own(folder: Path) -> None:
     prepared = prepare(sample_recipe(folder, "seq2seq", data={"valid": str(folder / "pairs.tsv")}))
-    assert prepared.train_data.objectives[0].tally.records == COUNT
+    assert prepared.train_data.objectives[0].counts.records == COUNT
     assert len(prepared.valid_records) == COUNT
 
 
@@ -179,7 +179,7 @@ def test_no_validation(folder: Path) -> None:
     prepared = prepare(sample_recipe(folder, "seq2seq", data={"valid_fraction": 0.0}))
     assert prepared.valid_data is None
     assert prepared.valid_records == []
-    assert prepared.train_data.objectives[0].tally.records == COUNT
+    assert prepared.train_data.objectives[0].counts.records == COUNT
 
 
 # -------------------------------------------------------------------- built-in datasets
@@ -188,7 +188,7 @@ def test_no_validation(folder: Path) -> None:
 def test_a_built_in_dataset_needs_no_columns_and_has_its_own_validation_part(folder: Path) -> None:
     recipe = sample_recipe(folder, "seq2seq", data={"train": "dates", "epoch_examples": 300, "max_length": 64})
     prepared = prepare(recipe)
-    assert prepared.train_data.objectives[0].tally.records == 300
+    assert prepared.train_data.objectives[0].counts.records == 300
     assert prepared.valid_records[0].location.file == "dates/valid"
     assert prepared.valid_records[0].fields.keys() == {"source", "target"}
     assert prepared.valid_records[0].fields["target"].replace("-", "").isdecimal()
@@ -218,8 +218,8 @@ def test_a_mixture_is_dealt_by_weight_and_validated_on_all(folder: Path) -> None
     assert prepared.train_data.dataset_names == ("plain", "named")
     assert prepared.train_data.weights == {"plain": 0.75, "named": 0.25}
     assert prepared.valid_data is not None
-    held = prepared.valid_data.objectives[0].tally.records
-    trained = sum(objective.tally.records for objective in prepared.train_data.objectives)
+    held = prepared.valid_data.objectives[0].counts.records
+    trained = sum(objective.counts.records for objective in prepared.train_data.objectives)
     assert held + trained == 2 * COUNT
     assert torch.isfinite(loss_of(prepared, prepared.valid_data))
 

@@ -18,7 +18,7 @@ from fault_runs import changed, log_of, newest, tiny, train, written
 from synthetic_data import documents, tokenizer
 
 from qkv import load
-from qkv.data.objectives import CausalLM
+from qkv.data.objectives import CausalLMObjective
 from qkv.data.stream.sequences import SequenceStream
 from qkv.models import Network
 from qkv.tasks.prepare.prepare import prepare
@@ -154,5 +154,5 @@ def test_a_request_to_stop_that_comes_in_a_long_evaluation_costs_no_work(runs: R
 @pytest.mark.parametrize(("micro", "parts"), [(0, 1), ("auto", 1), (1500, 4), (2500, 2), (4000, 1)])
 def test_a_micro_batch_is_never_larger_than_asked_for(micro: int | str, parts: int) -> None:
     """Four rows of 1,000 places: three parts, as 4,000 / 1,500 would have it, would be of 1, 2 and 1 rows."""
-    rows = SequenceStream(CausalLM(documents([999] * 9), tokenizer(), max_length=1000), batch_tokens=4000)
+    rows = SequenceStream(CausalLMObjective(documents([999] * 9), tokenizer(), max_length=1000), batch_tokens=4000)
     assert num_micro_batches(TrainSection(micro_batch_tokens=micro), rows, World()) == parts  # type: ignore[arg-type]

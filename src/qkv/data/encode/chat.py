@@ -28,9 +28,10 @@ BATCH_CHATS = 64  # rendered together; a larger number is hardly faster
 
 
 class EncodeChat:
-    """Encodes chats as `ids` and `answer` (the loss mask) for `CausalLM(loss_mask_field="answer", add_bos_eos=False)`.
+    """Encodes chats as `ids` and `answer`, the loss mask.
 
-    The field `messages` of a record is a list of {"role": …, "content": …}.
+    The objective is `CausalLMObjective(loss_mask_field="answer", add_bos_eos=False)`. The field
+    `messages` of a record is a list of {"role": …, "content": …}.
     """
 
     def __init__(self, tokenizer: Tokenizer, messages: str = "messages") -> None:

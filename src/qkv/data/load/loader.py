@@ -121,7 +121,7 @@ def max_batch_bytes(stream: SequenceStream, world_size: int) -> int:
 
     A batch has at most five int32 arrays over all positions and seven int64 arrays over all examples.
     """
-    sequence = sum(stream.capacity)
+    sequence = sum(stream.max_lengths)
     positions = max(stream.batch_tokens, sequence) // world_size + sequence
     if stream.layout == "packed":
         examples = stream.max_documents * (stream.sequences_per_batch // world_size + 1)

@@ -43,10 +43,10 @@ class FlatExamples:
 
 
 @dataclass
-class Tally:
+class ExampleCounts:
     """Counts of records, examples and tokens, including everything that was left out or truncated.
 
-    >>> print(Tally(records=10, examples=12, tokens=5000, split=2))
+    >>> print(ExampleCounts(records=10, examples=12, tokens=5000, split=2))
     10 records give 12 examples of 5,000 tokens an epoch; 2 split
     """
 
@@ -80,9 +80,9 @@ class Tally:
 class Objective(ABC):
     """Turns encoded records into training examples. A subclass sets the attributes that are declared here."""
 
-    capacity: tuple[int, ...]  # the maximum length: (max_length,), or (max_length, max_source_length)
+    max_lengths: tuple[int, ...]  # the maximum length: (max_length,), or (max_length, max_source_length)
     optional_fields: frozenset[str]  # the optional fields that `build` sets; "source" stands for both source fields
-    tally: Tally
+    counts: ExampleCounts
 
     def __init__(self, examples: EncodedExamples, tokenizer: Tokenizer, *fields: str):
         """`fields` are the encoded fields that the objective reads."""

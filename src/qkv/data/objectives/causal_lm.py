@@ -8,13 +8,13 @@ import numpy as np
 
 from qkv.data.cache.examples import EncodedExamples
 from qkv.data.objectives.base import IGNORE_INDEX, FlatExamples, TooLongPolicy, check_length
-from qkv.data.objectives.windows import WindowedDocuments
+from qkv.data.objectives.windows import WindowObjective
 from qkv.data.ragged import IntArray, ragged_index, ragged_starts
 from qkv.data.stream.random_bits import EpochRng
 from qkv.text import Tokenizer
 
 
-class CausalLM(WindowedDocuments):
+class CausalLMObjective(WindowObjective):
     """Next-token prediction over documents (`ids`).
 
     `loss_mask_field` names a field with a 0 or 1 for each token. Only tokens with a 1 are predicted (chat answers).
@@ -41,7 +41,7 @@ class CausalLM(WindowedDocuments):
         self.bos = (bos,) if add_bos_eos and bos is not None else ()
         self.eos = (special.eos,) if add_bos_eos and special.eos is not None else ()
         self.loss_mask_field = loss_mask_field
-        self.capacity = (max_length,)
+        self.max_lengths = (max_length,)
         # n tokens give n − 1 predictions, because no token follows the last one.
         extra = len(self.bos) + len(self.eos) - 1
         self.cut_windows(max_length, too_long, random_offset, extra_units=extra)

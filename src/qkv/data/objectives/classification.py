@@ -5,7 +5,7 @@ import numpy as np
 from qkv.data.cache.examples import EncodedExamples
 from qkv.data.objectives.base import FlatExamples, TooLongPolicy, check_length
 from qkv.data.objectives.template import SpecialTokenTemplate
-from qkv.data.objectives.whole_records import WholeRecords
+from qkv.data.objectives.whole_records import RecordObjective
 from qkv.data.ragged import IntArray
 from qkv.data.stream.random_bits import EpochRng
 from qkv.text import Tokenizer
@@ -14,7 +14,7 @@ TARGETS = {"score": "scores", "labels": "label_sets", "label": "class_ids"}
 """The field of the records → the field of `FlatExamples`."""
 
 
-class Classification(WholeRecords):
+class ClassificationObjective(RecordObjective):
     """Records with the fields `first`, optionally `second`, and `label`, `labels` (of `num_classes`) or `score`.
 
     If two texts together are too long, the longer one is truncated first.
@@ -37,7 +37,7 @@ class Classification(WholeRecords):
         self.template = SpecialTokenTemplate.from_tokenizer(tokenizer)
         self.num_special_tokens = self.template.num_special_tokens(self.is_pair)
         check_length("max_length", max_length, self.num_special_tokens + 2)
-        self.capacity = (max_length,)
+        self.max_lengths = (max_length,)
         target = TARGETS[self.target_field]
         self.optional_fields = frozenset({target, "token_type_ids"} if self.is_pair else {target})
         self.count_records()
@@ -51,7 +51,7 @@ class Classification(WholeRecords):
     def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
         """Texts, or pairs with token types, and their classes or scores."""
         one, two = self._text_lengths(examples)
-        one, two = truncate_pair(one, two, self.capacity[0] - self._special_counts(two))
+        one, two = truncate_pair(one, two, self.max_lengths[0] - self._special_counts(two))
         first = self.gather_first("first", examples, one)
         second = self.gather_first("second", examples, two) if self.is_pair else None
         ids, lengths = self.template.add_special_tokens(first, second)

@@ -11,7 +11,7 @@ from qkv.data.cache.examples import EncodedExamples
 from qkv.data.objectives.base import FlatExamples, TooLongPolicy, check_length
 from qkv.data.objectives.seq2seq import proportional_source_length
 from qkv.data.objectives.template import SpecialTokenTemplate
-from qkv.data.objectives.whole_records import WholeRecords
+from qkv.data.objectives.whole_records import RecordObjective
 from qkv.data.ragged import IntArray
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import UsageError
@@ -20,7 +20,7 @@ from qkv.text import Tokenizer
 SIDE_FIELDS = ("second", "first")  # the fields of the target and of the source
 
 
-class Contrastive(WholeRecords):
+class ContrastiveObjective(RecordObjective):
     """Records with `first` and `second`, and optionally `score`: the desired cosine similarity of the two vectors."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Contrastive(WholeRecords):
         minimum = self.template.num_special_tokens() + 1
         check_length("max_length", max_length, minimum)
         check_length("max_source_length", max_source_length, minimum)
-        self.capacity = (max_length, max_source_length)
+        self.max_lengths = (max_length, max_source_length)
         self.num_special_tokens = 2 * self.template.num_special_tokens()
         self.optional_fields = frozenset({"source", "scores"} if self.has_scores else {"source"})
         self.count_records()
@@ -66,7 +66,9 @@ class Contrastive(WholeRecords):
 
     def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
         """The second text as the target and the first as the source, each with special tokens; and the scores."""
-        kept = np.minimum(self.required_lengths(examples), self.capacity) - self.template.num_special_tokens()  # (n, 2)
+        kept = (
+            np.minimum(self.required_lengths(examples), self.max_lengths) - self.template.num_special_tokens()
+        )  # (n, 2)
         (ids, lengths), (source_ids, source_lengths) = (
             self.template.add_special_tokens(self.gather_first(field, examples, count))
             for field, count in zip(SIDE_FIELDS, kept.T, strict=True)

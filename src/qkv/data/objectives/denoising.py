@@ -11,14 +11,14 @@ from qkv.data.cache.examples import EncodedExamples
 from qkv.data.objectives.base import FlatExamples, TooLongPolicy, check_length, require_token
 from qkv.data.objectives.seq2seq import find_decoder_start, shift_right
 from qkv.data.objectives.template import SpecialTokenTemplate
-from qkv.data.objectives.windows import WindowedDocuments
+from qkv.data.objectives.windows import WindowObjective
 from qkv.data.ragged import IntArray, ragged_index, ragged_join, ragged_starts
 from qkv.data.stream.random_bits import Bits, EpochRng, choose_in_groups, random_bits, shuffle_groups, to_uniform
 from qkv.errors import UsageError
 from qkv.text import Tokenizer
 
 
-class Denoising(WindowedDocuments):
+class DenoisingObjective(WindowObjective):
     """Windows of documents (`ids`). `permute_sentences` needs the field `sentences` (`EncodeText(sentences=True)`).
 
     The default of `max_source_length` is enough for most corrupted windows.
@@ -63,13 +63,13 @@ class Denoising(WindowedDocuments):
             usual_length = int((1 - mask_prob) * max_length + spans + 2 * spans**0.5 + self.num_special_tokens + 1)
             max_source_length = -(-usual_length // 8) * 8
         check_length("max_source_length", max_source_length, self.num_special_tokens + 2)
-        self.capacity = (max_length, max_source_length)
+        self.max_lengths = (max_length, max_source_length)
         self.cut_windows(self._max_document_length(), too_long, random_offset)
 
     def _max_document_length(self) -> int:
         """The maximum length of a text that fits as a target, and as a source with one masked span."""
-        counts = np.arange(1, self.capacity[0])
-        fits = counts - self._num_removed(counts) + 1 + self.num_special_tokens <= self.capacity[1]
+        counts = np.arange(1, self.max_lengths[0])
+        fits = counts - self._num_removed(counts) + 1 + self.num_special_tokens <= self.max_lengths[1]
         return int(counts[fits].max())
 
     def _num_removed(self, count: IntArray) -> IntArray:
@@ -82,7 +82,7 @@ class Denoising(WindowedDocuments):
         kept = count - removed
         # The number of spans is limited by the removed tokens, the gaps between kept tokens and the room in the source.
         # Sampling six standard deviations more lengths than expected always suffices. The last span gets the rest.
-        room = self.capacity[1] - self.num_special_tokens - kept
+        room = self.max_lengths[1] - self.num_special_tokens - kept
         expected = removed / self.mean_span_length
         enough_samples = (expected + 6 * np.sqrt(expected) + 8).astype(np.int64)
         max_spans = np.minimum(np.minimum(removed, kept + 1), np.minimum(room, enough_samples))

@@ -6,7 +6,7 @@ import numpy as np
 
 from qkv.data.cache.examples import EncodedExamples
 from qkv.data.objectives.base import IGNORE_INDEX, FlatExamples, TooLongPolicy, require_token
-from qkv.data.objectives.windows import WindowsWithTemplate
+from qkv.data.objectives.windows import TemplateWindowObjective
 from qkv.data.ragged import IntArray, ragged_starts
 from qkv.data.stream.random_bits import (
     Bits,
@@ -103,7 +103,7 @@ def choose_whole_words(keys: Bits, lengths: IntArray, budget: IntArray, words: I
     return np.repeat(is_chosen, size)
 
 
-class MaskedLM(WindowsWithTemplate):
+class MaskedLMObjective(TemplateWindowObjective):
     """Windows of documents (`ids`) with special tokens around them and masked tokens to predict.
 
     `whole_word_masking` needs the field `words` (`EncodeText(words=True)`).

@@ -11,7 +11,7 @@ from bisect import bisect_right
 import numpy as np
 
 from qkv.data.cache.examples import EncodedExamples
-from qkv.data.objectives.base import IGNORE_INDEX, FlatExamples, Objective, Tally, check_length, describe_record
+from qkv.data.objectives.base import IGNORE_INDEX, ExampleCounts, FlatExamples, Objective, check_length, describe_record
 from qkv.data.objectives.masked_lm import TokenMasking
 from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.ragged import IntArray, ragged_join
@@ -22,7 +22,7 @@ from qkv.text import Tokenizer
 RECORDS_PER_READ = 4096  # the number of records that are read and cut at a time
 
 
-class NextSentence(Objective):
+class NextSentenceObjective(Objective):
     """Documents (`ids`, `sentences`) as pairs of segments with masked tokens.
 
     If a document has an odd number of segments, the last one is an example without a next-sentence label.
@@ -50,11 +50,11 @@ class NextSentence(Objective):
         check_length("max_length", max_length, num_special_tokens + 2)
         self.masking = TokenMasking.from_tokenizer(tokenizer, mask_prob)
         self.whole_word_masking = whole_word_masking
-        self.capacity = (max_length,)
+        self.max_lengths = (max_length,)
         # (N, 4): record, start of the first segment, its length, length of the second segment or 0
         self.segment_pairs = cut_into_pairs(examples, (max_length - num_special_tokens) // 2)
         tokens = np.asarray(examples.lengths("ids"), np.int64)
-        self.tally = Tally(
+        self.counts = ExampleCounts(
             records=len(tokens),
             examples=len(self.segment_pairs),
             tokens=int(tokens.sum()),

@@ -10,9 +10,9 @@ import numpy as np
 
 from qkv.data.cache.examples import EncodedExamples, require_fields
 from qkv.data.objectives.base import (
+    ExampleCounts,
     FlatExamples,
     Objective,
-    Tally,
     TooLongPolicy,
     check_choice,
     check_length,
@@ -29,7 +29,7 @@ from qkv.text import Tokenizer
 TOO_LONG_CHOICES = ("error", "skip", "truncate")
 
 
-class QuestionAnswering(Objective):
+class QuestionAnsweringObjective(Objective):
     """Records with `question`, `context` and `answer` (its first and last token in the context; −1, −1 if none).
 
     Consecutive windows share `overlap` tokens. `too_long` is the policy for questions with more than
@@ -63,9 +63,9 @@ class QuestionAnswering(Objective):
                 f"of {max_length} tokens has room for {room} tokens of the passage, and overlap must be smaller. Lower "
                 "overlap, or raise max_length"
             )
-        self.capacity = (max_length,)
+        self.max_lengths = (max_length,)
         self.index = WindowIndex(len(examples), self._num_windows)
-        self.tally = self._make_tally()
+        self.counts = self._count()
 
     def num_examples(self, rng: EpochRng) -> int:
         """The number of windows of all passages."""
@@ -130,7 +130,7 @@ class QuestionAnswering(Objective):
         whole = np.asarray(self.examples.lengths("question")[records], np.int64)
         question = np.minimum(whole, self.max_question_length)
         context = np.asarray(self.examples.lengths("context")[records], np.int64)
-        return question, self.capacity[0] - self.num_special_tokens - question, context
+        return question, self.max_lengths[0] - self.num_special_tokens - question, context
 
     def _num_windows(self, records: IntArray) -> IntArray:
         _, room, context = self._lengths_of(records)
@@ -140,7 +140,7 @@ class QuestionAnswering(Objective):
             is_left_out |= np.asarray(self.examples.lengths("question")[records]) > self.max_question_length
         return np.where(is_left_out, 0, counts)
 
-    def _make_tally(self) -> Tally:
+    def _count(self) -> ExampleCounts:
         records = np.arange(len(self.examples))
         whole = np.asarray(self.examples.lengths("question"), np.int64)
         question, _, context = self._lengths_of(records)
@@ -150,7 +150,7 @@ class QuestionAnswering(Objective):
             raise too_long_error(is_long, sides, TOO_LONG_CHOICES)
         skipped = int(is_long.sum()) if self.too_long == "skip" else 0
         lost_tokens = int((whole + context if skipped else whole - question)[is_long].sum())
-        return Tally(
+        return ExampleCounts(
             records=len(records),
             examples=self.index.total,
             tokens=int(whole.sum() + context.sum()) - lost_tokens,

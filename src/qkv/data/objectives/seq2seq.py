@@ -8,13 +8,13 @@ import numpy as np
 from qkv.data.cache.examples import EncodedExamples
 from qkv.data.objectives.base import FlatExamples, TooLongPolicy, check_length, require_token
 from qkv.data.objectives.template import SpecialTokenTemplate
-from qkv.data.objectives.whole_records import WholeRecords
+from qkv.data.objectives.whole_records import RecordObjective
 from qkv.data.ragged import IntArray, ragged_index, ragged_join, ragged_starts
 from qkv.data.stream.random_bits import EpochRng
 from qkv.text import Tokenizer
 
 
-class Seq2SeqLM(WholeRecords):
+class Seq2SeqObjective(RecordObjective):
     """Records with `source` and `target`.
 
     The default of `max_source_length` is chosen so that source and target sequences fill up at the same rate.
@@ -45,7 +45,7 @@ class Seq2SeqLM(WholeRecords):
             max_source_length = proportional_source_length(max_length, self.required_lengths(slice(None)))
         check_length("max_length", max_length, 1)
         check_length("max_source_length", max_source_length, self.source_template.num_special_tokens() + 1)
-        self.capacity = (max_length, max_source_length)
+        self.max_lengths = (max_length, max_source_length)
         self.num_special_tokens = 1 + self.source_template.num_special_tokens()
         self.count_records()
 
@@ -57,7 +57,7 @@ class Seq2SeqLM(WholeRecords):
 
     def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
         """Sources, and targets for teacher forcing."""
-        max_length, max_source_length = self.capacity
+        max_length, max_source_length = self.max_lengths
         target = np.minimum(self.field_lengths("target", examples), max_length)
         max_source = max_source_length - self.source_template.num_special_tokens()
         source = np.minimum(self.field_lengths("source", examples), max_source)

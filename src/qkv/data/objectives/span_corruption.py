@@ -13,14 +13,14 @@ import numpy as np
 from qkv.data.cache.examples import EncodedExamples
 from qkv.data.objectives.base import FlatExamples, TooLongPolicy, check_length, require_token
 from qkv.data.objectives.seq2seq import find_decoder_start, shift_right
-from qkv.data.objectives.windows import WindowedDocuments
+from qkv.data.objectives.windows import WindowObjective
 from qkv.data.ragged import IntArray, ragged_index, ragged_join
 from qkv.data.stream.random_bits import EpochRng, random_compositions
 from qkv.errors import UsageError
 from qkv.text import Tokenizer
 
 
-class SpanCorruption(WindowedDocuments):
+class SpanCorruptionObjective(WindowObjective):
     """Documents (`ids`) in the longest windows that fit after corruption.
 
     The default of `max_length` is the target length of a window whose source is full.
@@ -58,7 +58,7 @@ class SpanCorruption(WindowedDocuments):
             window_length = self._max_document_length(2 * max_source_length, max_source_length)
             max_length = int(self._corrupted_lengths(np.array([window_length]))[0].max())
         check_length("max_length", max_length, 3)
-        self.capacity = (max_length, max_source_length)
+        self.max_lengths = (max_length, max_source_length)
         window_length = self._max_document_length(max_length, max_source_length)
         num_spans = int(self._num_removed_and_spans(np.array([window_length]))[1].max())
         if num_spans > len(self.sentinels):

@@ -13,16 +13,16 @@ from qkv.data.cache.writer import RecordEncoder
 from qkv.data.encode.chat import EncodeChat
 from qkv.data.encode.encoders import EncodeAnswer, EncodeClass, EncodePair, EncodeTags, EncodeText
 from qkv.data.objectives.base import Objective, TooLongPolicy
-from qkv.data.objectives.causal_lm import CausalLM
-from qkv.data.objectives.classification import Classification
-from qkv.data.objectives.contrastive import Contrastive
-from qkv.data.objectives.denoising import Denoising
-from qkv.data.objectives.masked_lm import MaskedLM
-from qkv.data.objectives.next_sentence import NextSentence
-from qkv.data.objectives.question_answering import QuestionAnswering
-from qkv.data.objectives.seq2seq import Seq2SeqLM
-from qkv.data.objectives.span_corruption import SpanCorruption
-from qkv.data.objectives.tagging import Tagging
+from qkv.data.objectives.causal_lm import CausalLMObjective
+from qkv.data.objectives.classification import ClassificationObjective
+from qkv.data.objectives.contrastive import ContrastiveObjective
+from qkv.data.objectives.denoising import DenoisingObjective
+from qkv.data.objectives.masked_lm import MaskedLMObjective
+from qkv.data.objectives.next_sentence import NextSentenceObjective
+from qkv.data.objectives.question_answering import QuestionAnsweringObjective
+from qkv.data.objectives.seq2seq import Seq2SeqObjective
+from qkv.data.objectives.span_corruption import SpanCorruptionObjective
+from qkv.data.objectives.tagging import TaggingObjective
 from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.text_lists import ListMeaning
 from qkv.text import Tokenizer
@@ -158,8 +158,10 @@ def encode_contrastive(setup: ObjectiveSetup) -> RecordEncoder:
 def causal_lm_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> Objective:
     """Documents or chats. In a chat only the answers are predicted, and the template already adds special tokens."""
     if "messages" in setup.fields:
-        return CausalLM(encoded, setup.tokenizer, **setup.window_kwargs, loss_mask_field="answer", add_bos_eos=False)
-    return CausalLM(encoded, setup.tokenizer, **setup.window_kwargs, add_bos_eos=setup.options.add_bos_eos)
+        return CausalLMObjective(
+            encoded, setup.tokenizer, **setup.window_kwargs, loss_mask_field="answer", add_bos_eos=False
+        )
+    return CausalLMObjective(encoded, setup.tokenizer, **setup.window_kwargs, add_bos_eos=setup.options.add_bos_eos)
 
 
 def masking_options(setup: ObjectiveSetup) -> dict[str, Any]:
@@ -175,7 +177,7 @@ def span_corruption_examples(setup: ObjectiveSetup, encoded: EncodedExamples) ->
     """
     source = setup.max_source_length
     lengths = {"max_length": setup.max_length if source else None, "max_source_length": source or setup.max_length}
-    return SpanCorruption(
+    return SpanCorruptionObjective(
         encoded,
         setup.tokenizer,
         **{**setup.window_kwargs, **lengths},
@@ -188,7 +190,7 @@ def span_corruption_examples(setup: ObjectiveSetup, encoded: EncodedExamples) ->
 def denoising_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> Objective:
     """Windows for denoising. The default `mask_prob` is BART's 30 %."""
     options = setup.options
-    return Denoising(
+    return DenoisingObjective(
         encoded,
         setup.tokenizer,
         **setup.window_kwargs,
@@ -203,7 +205,7 @@ def denoising_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> Objec
 
 def seq2seq_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> Objective:
     """Pairs of source and target. Sources get the special tokens that the tokenizer adds at inference."""
-    return Seq2SeqLM(
+    return Seq2SeqObjective(
         encoded,
         setup.tokenizer.target,
         **setup.sequence_kwargs,
@@ -283,7 +285,7 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
         too_long_policies=ANY_LENGTH,
         options=("mask_prob", "whole_word_masking", "random_offset", "label_smoothing"),
         make_encoder=encode_text,
-        make_examples=lambda setup, encoded: MaskedLM(
+        make_examples=lambda setup, encoded: MaskedLMObjective(
             encoded, setup.tokenizer, **setup.window_kwargs, **masking_options(setup)
         ),
         task="fill",
@@ -301,7 +303,7 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
         too_long_policies=("split",),
         options=("mask_prob", "whole_word_masking", "label_smoothing"),
         make_encoder=lambda setup: EncodeText(setup.tokenizer, words=setup.options.whole_word_masking, sentences=True),
-        make_examples=lambda setup, encoded: NextSentence(
+        make_examples=lambda setup, encoded: NextSentenceObjective(
             encoded, setup.tokenizer, max_length=setup.max_length, **masking_options(setup)
         ),
         task="fill",
@@ -369,7 +371,7 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
         too_long_policies=WHOLE,
         options=("label_smoothing", "out_of_scope"),
         make_encoder=encode_classification,
-        make_examples=lambda setup, encoded: Classification(
+        make_examples=lambda setup, encoded: ClassificationObjective(
             encoded, setup.tokenizer, **setup.sequence_kwargs, num_classes=len(setup.classes)
         ),
         task="classify",
@@ -395,7 +397,7 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
         make_encoder=lambda setup: EncodeTags(
             setup.tokenizer, classes=setup.classes, label_subwords=setup.options.label_subwords
         ),
-        make_examples=lambda setup, encoded: Tagging(encoded, setup.tokenizer, **setup.sequence_kwargs),
+        make_examples=lambda setup, encoded: TaggingObjective(encoded, setup.tokenizer, **setup.sequence_kwargs),
         task="tag",
         metrics={"entities": ("f1", "precision", "recall", "strict_f1", "accuracy"), "words": ("accuracy", "macro_f1")},
     ),
@@ -415,7 +417,7 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
         too_long_policies=WHOLE,
         options=("overlap",),
         make_encoder=lambda setup: EncodeAnswer(setup.tokenizer),
-        make_examples=lambda setup, encoded: QuestionAnswering(
+        make_examples=lambda setup, encoded: QuestionAnsweringObjective(
             encoded, setup.tokenizer, **setup.sequence_kwargs, overlap=setup.options.overlap
         ),
         task="answer",
@@ -441,7 +443,7 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
         too_long_policies=WHOLE,
         options=("temperature",),
         make_encoder=encode_contrastive,
-        make_examples=lambda setup, encoded: Contrastive(
+        make_examples=lambda setup, encoded: ContrastiveObjective(
             encoded, setup.tokenizer, **setup.sequence_kwargs, max_source_length=setup.max_source_length
         ),
         task="embed",

@@ -5,13 +5,13 @@ A word may have several tokens. `EncodeTags` puts the tag on the first token of 
 
 from qkv.data.cache.examples import EncodedExamples
 from qkv.data.objectives.base import IGNORE_INDEX, FlatExamples, TooLongPolicy
-from qkv.data.objectives.windows import WindowsWithTemplate
+from qkv.data.objectives.windows import TemplateWindowObjective
 from qkv.data.ragged import IntArray
 from qkv.data.stream.random_bits import EpochRng
 from qkv.text import Tokenizer
 
 
-class Tagging(WindowsWithTemplate):
+class TaggingObjective(TemplateWindowObjective):
     """Records with `ids` and `tags`: one class, or `IGNORE_INDEX`, for each token."""
 
     def __init__(

@@ -5,12 +5,19 @@ from typing import ClassVar
 
 import numpy as np
 
-from qkv.data.objectives.base import Objective, Tally, TooLongPolicy, check_choice, describe_record, too_long_error
+from qkv.data.objectives.base import (
+    ExampleCounts,
+    Objective,
+    TooLongPolicy,
+    check_choice,
+    describe_record,
+    too_long_error,
+)
 from qkv.data.ragged import IntArray
 from qkv.data.stream.random_bits import EpochRng
 
 
-class WholeRecords(Objective):
+class RecordObjective(Objective):
     """The common part of these objectives.
 
     A subclass sets the attributes, implements `required_lengths`, and calls `count_records` last.
@@ -37,25 +44,25 @@ class WholeRecords(Objective):
         """The lengths of records after truncation: (n, sides). Skipped records have length 0."""
         lengths = self.required_lengths(examples)
         if self.too_long == "skip":
-            lengths[(lengths > self.capacity).any(axis=1)] = 0
-        kept: IntArray = np.minimum(lengths, self.capacity)
+            lengths[(lengths > self.max_lengths).any(axis=1)] = 0
+        kept: IntArray = np.minimum(lengths, self.max_lengths)
         return kept
 
     def count_records(self) -> None:
-        """Read the lengths of all records, and set `tally`."""
+        """Read the lengths of all records, and set `counts`."""
         check_choice("too_long", self.too_long, self.TOO_LONG_CHOICES)
         lengths = self.required_lengths(slice(None))
         # (N,) by how many tokens each record is too long
-        excess = np.maximum(lengths - np.asarray(self.capacity), 0).sum(axis=1)
+        excess = np.maximum(lengths - np.asarray(self.max_lengths), 0).sum(axis=1)
         is_long = excess > 0
         if self.too_long == "error" and is_long.any():
-            names = ("max_length", "max_source_length")[: len(self.capacity)]
+            names = ("max_length", "max_source_length")[: len(self.max_lengths)]
             raise too_long_error(
-                is_long, list(zip(names, lengths.T, self.capacity, strict=True)), self.TOO_LONG_CHOICES
+                is_long, list(zip(names, lengths.T, self.max_lengths, strict=True)), self.TOO_LONG_CHOICES
             )
         skipped = int(is_long.sum()) if self.too_long == "skip" else 0
         lost_tokens = int((lengths.sum(axis=1) - self.num_special_tokens if skipped else excess)[is_long].sum())
-        self.tally = Tally(
+        self.counts = ExampleCounts(
             records=len(lengths),
             examples=len(lengths) - skipped,
             tokens=int(lengths.sum()) - len(lengths) * self.num_special_tokens - lost_tokens,

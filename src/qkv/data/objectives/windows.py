@@ -6,8 +6,8 @@ import numpy as np
 
 from qkv.data.cache.examples import EncodedExamples
 from qkv.data.objectives.base import (
+    ExampleCounts,
     Objective,
-    Tally,
     TooLongPolicy,
     check_choice,
     check_length,
@@ -53,7 +53,7 @@ class Windows:
         self.random_offset = random_offset and too_long == "split"
         self.num_special_tokens = num_special_tokens  # special tokens in each window, only for error messages
         self._indexes: dict[int, WindowIndex] = {}
-        self.tally = self._make_tally()
+        self.counts = self._count()
 
     def num_windows(self, rng: EpochRng) -> int:
         """The number of windows in an epoch."""
@@ -93,30 +93,30 @@ class Windows:
             self._indexes[offset] = WindowIndex(len(self.lengths), partial(self._windows_per_record, offset))
         return self._indexes[offset]
 
-    def _make_tally(self) -> Tally:
-        tally = Tally(records=len(self.lengths))
+    def _count(self) -> ExampleCounts:
+        counts = ExampleCounts(records=len(self.lengths))
         num_long = 0
         for first in range(0, len(self.lengths), CHUNK_RECORDS):
             records = np.arange(first, min(first + CHUNK_RECORDS, len(self.lengths)))
             units = self._num_units(records)
             num_long += int((units > self.window_length).sum())
-            tally.tokens += int(np.sum(self.lengths[records], dtype=np.int64))
-            tally.empty += int((units == 0).sum())
-            tally.lost_tokens += int((units - self._units_kept(units)).sum())
+            counts.tokens += int(np.sum(self.lengths[records], dtype=np.int64))
+            counts.empty += int((units == 0).sum())
+            counts.lost_tokens += int((units - self._units_kept(units)).sum())
         if num_long and self.too_long == "error":
             units = self._num_units(np.arange(len(self.lengths)))
             special = self.num_special_tokens
             sides = [("max_length", units + special, self.window_length + special)]
             raise too_long_error(units > self.window_length, sides, TOO_LONG_CHOICES)
-        tally.tokens -= tally.lost_tokens
-        tally.examples = self._index(0).total
-        tally.skipped = num_long * (self.too_long == "skip")
-        tally.truncated = num_long * (self.too_long == "truncate")
-        tally.split = num_long * (self.too_long == "split")
-        return tally
+        counts.tokens -= counts.lost_tokens
+        counts.examples = self._index(0).total
+        counts.skipped = num_long * (self.too_long == "skip")
+        counts.truncated = num_long * (self.too_long == "truncate")
+        counts.split = num_long * (self.too_long == "split")
+        return counts
 
 
-class WindowedDocuments(Objective):
+class WindowObjective(Objective):
     """The common part of objectives over windows. A subclass calls `cut_windows`."""
 
     windows: Windows
@@ -127,7 +127,7 @@ class WindowedDocuments(Objective):
         """Cut the field `ids` into windows, and count them."""
         lengths = self.examples.lengths("ids")
         self.windows = Windows(lengths, window_length, too_long=too_long, random_offset=random_offset, **settings)
-        self.tally = self.windows.tally
+        self.counts = self.windows.counts
 
     def num_examples(self, rng: EpochRng) -> int:
         """The number of windows in an epoch."""
@@ -139,7 +139,7 @@ class WindowedDocuments(Objective):
         return describe_record(self.examples, record, first, length)
 
 
-class WindowsWithTemplate(WindowedDocuments):
+class TemplateWindowObjective(WindowObjective):
     """The common part of objectives that add special tokens to each window and label its tokens."""
 
     optional_fields = frozenset({"labels"})
@@ -157,7 +157,7 @@ class WindowsWithTemplate(WindowedDocuments):
         self.template = SpecialTokenTemplate.from_tokenizer(tokenizer)
         special = self.template.num_special_tokens()
         check_length("max_length", max_length, special + 1)
-        self.capacity = (max_length,)
+        self.max_lengths = (max_length,)
         self.cut_windows(max_length - special, too_long, random_offset, num_special_tokens=special)
 
     def lengths(self, examples: IntArray, rng: EpochRng) -> IntArray:

@@ -68,7 +68,7 @@ def mixture_fractions(
     `weights` has a number for each name. Without weights, datasets are weighted by their number of examples.
     """
     if weights is None:
-        weights = {name: float(objective.tally.examples) for name, objective in objectives.items()}
+        weights = {name: float(objective.counts.examples) for name, objective in objectives.items()}
     for name in weights:
         if name not in objectives:
             raise UsageError(f"weights names {name!r}, which is not a dataset; {suggest_name(name, objectives)}")

@@ -35,30 +35,30 @@ class PackingLayout:
     offset: IntArray  # (n, S)
     num_sequences: int
 
-    def padding_fraction(self, lengths: IntArray, capacity: tuple[int, ...]) -> float:
+    def padding_fraction(self, lengths: IntArray, max_lengths: tuple[int, ...]) -> float:
         """The fraction of positions that are padding."""
-        return 1 - float(lengths[self.example].sum()) / max(self.num_sequences * sum(capacity), 1)
+        return 1 - float(lengths[self.example].sum()) / max(self.num_sequences * sum(max_lengths), 1)
 
 
-def pack(lengths: IntArray, capacity: tuple[int, ...], max_documents: int) -> PackingLayout:
-    """Pack examples of `lengths` (n, S) into sequences of length `capacity`, at most `max_documents` in each.
+def pack(lengths: IntArray, max_lengths: tuple[int, ...], max_documents: int) -> PackingLayout:
+    """Pack examples of `lengths` (n, S) into sequences of length `max_lengths`, at most `max_documents` in each.
 
     >>> layout = pack(np.array([[6], [3], [4], [5]]), (10,), max_documents=8)
     >>> layout.num_sequences, layout.sequence.tolist(), layout.document.tolist(), layout.offset[:, 0].tolist()
     (2, [0, 0, 1, 1], [1, 2, 1, 2], [0, 6, 0, 3])
     """
-    if (lengths > np.asarray(capacity)).any():
+    if (lengths > np.asarray(max_lengths)).any():
         longest = tuple(lengths.max(axis=0).tolist())
         raise UsageError(
-            f"an example of {longest} tokens does not fit in a sequence of {capacity} tokens; raise max_length, or "
+            f"an example of {longest} tokens does not fit in a sequence of {max_lengths} tokens; raise max_length, or "
             "leave out or truncate long examples"
         )
     present = np.flatnonzero(lengths.any(axis=1))
     sizes = lengths[present]
-    if len(capacity) == 1:
-        sequence, num_sequences = best_fit_decreasing(sizes[:, 0], capacity[0], max_documents)
+    if len(max_lengths) == 1:
+        sequence, num_sequences = best_fit_decreasing(sizes[:, 0], max_lengths[0], max_documents)
     else:
-        sequence, num_sequences = dot_product_fit(sizes, capacity, max_documents)
+        sequence, num_sequences = dot_product_fit(sizes, max_lengths, max_documents)
     order = np.argsort(sequence, kind="stable")  # within a sequence, examples keep their order
     return assign_offsets(present[order], sequence[order], sizes[order], num_sequences)
 
@@ -77,19 +77,19 @@ def assign_offsets(example: IntArray, sequence: IntArray, sizes: IntArray, num_s
     )
 
 
-def best_fit_decreasing(sizes: IntArray, capacity: int, max_documents: int) -> tuple[IntArray, int]:
+def best_fit_decreasing(sizes: IntArray, max_length: int, max_documents: int) -> tuple[IntArray, int]:
     """Each example into the fullest sequence that has room for it: (sequence of each, number of sequences).
 
     Sequences are grouped by their free space. A Python integer is the bit set of all free spaces that occur, so the
     tightest fit is the lowest set bit at or above the length. This takes about a microsecond for each example.
     """
     sequence = np.empty(len(sizes), np.int64)
-    is_full = sizes == capacity
+    is_full = sizes == max_length
     num_sequences = int(is_full.sum())
     sequence[is_full] = np.arange(num_sequences)  # an example that fills a sequence needs no search
     others = np.flatnonzero(~is_full)
     order = others[np.argsort(-sizes[others], kind="stable")].tolist()
-    by_space: list[list[int]] = [[] for _ in range(capacity + 1)]  # free space → the sequences that have it
+    by_space: list[list[int]] = [[] for _ in range(max_length + 1)]  # free space → the sequences that have it
     spaces = 0  # bit s is set iff by_space[s] is not empty
     num_documents = [0] * (num_sequences + len(order))
     for index, size in zip(order, sizes[order].tolist(), strict=True):
@@ -100,7 +100,7 @@ def best_fit_decreasing(sizes: IntArray, capacity: int, max_documents: int) -> t
             if not by_space[space]:
                 spaces ^= 1 << space
         else:
-            chosen, space = num_sequences, capacity
+            chosen, space = num_sequences, max_length
             num_sequences += 1
         sequence[index] = chosen
         num_documents[chosen] += 1
@@ -112,17 +112,17 @@ def best_fit_decreasing(sizes: IntArray, capacity: int, max_documents: int) -> t
     return sequence, num_sequences
 
 
-def dot_product_fit(sizes: IntArray, capacity: tuple[int, ...], max_documents: int) -> tuple[IntArray, int]:
+def dot_product_fit(sizes: IntArray, max_lengths: tuple[int, ...], max_documents: int) -> tuple[IntArray, int]:
     """Each pair into the sequences whose free space matches it best: (sequence of each, number of sequences).
 
     It starts with the minimum number of sequences that the fuller side needs, and opens more only when nothing fits.
     Pairs with the same two lengths are placed in one step, one pair in each sequence, the best sequences first.
     """
-    fractions = sizes / np.asarray(capacity)  # (n, 2) lengths as fractions of the capacity
+    fractions = sizes / np.asarray(max_lengths)  # (n, 2) lengths as fractions of the maximum length
     num_sequences = max(int(np.ceil(fractions.sum(axis=0).max(initial=0) - 1e-9)), -(-len(sizes) // max_documents))
     # The free space of all sequences that may be opened, and arrays for results: this loop runs for every pair of
     # lengths, and allocating takes as long as computing.
-    target_space, source_space = (np.full(num_sequences + len(sizes), float(length)) for length in capacity)
+    target_space, source_space = (np.full(num_sequences + len(sizes), float(length)) for length in max_lengths)
     matches, source_matches = (np.empty(num_sequences + len(sizes)) for _ in range(2))
     target_fits, source_fits = (np.empty(num_sequences + len(sizes), bool) for _ in range(2))
     num_documents = [0] * (num_sequences + len(sizes))
@@ -132,7 +132,7 @@ def dot_product_fit(sizes: IntArray, capacity: tuple[int, ...], max_documents: i
     starts = np.flatnonzero(np.diff(ordered, axis=0, prepend=-1).any(axis=1)).tolist()
     for start, end in pairwise([*starts, len(order)]):
         target, source = ordered[start].tolist()
-        target_weight, source_weight = target / capacity[0] ** 2, source / capacity[1] ** 2
+        target_weight, source_weight = target / max_lengths[0] ** 2, source / max_lengths[1] ** 2
         while start < end:
             opened = slice(num_sequences)
             match = np.multiply(target_space[opened], target_weight, out=matches[opened])
@@ -142,7 +142,7 @@ def dot_product_fit(sizes: IntArray, capacity: tuple[int, ...], max_documents: i
             match *= fits
             best = _largest(match, end - start)
             if not best:
-                by_length = [length // size for length, size in zip(capacity, (target, source), strict=True) if size]
+                by_length = [length // size for length, size in zip(max_lengths, (target, source), strict=True) if size]
                 num_sequences += -(-(end - start) // min(max_documents, *by_length))
                 continue
             sequence[order[start : start + len(best)]] = best

@@ -106,18 +106,18 @@ class SequenceStream:
         check_datasets(datasets)
         self.dataset_names = tuple(datasets)
         self.objectives = tuple(datasets.values())
-        self.capacity = self.objectives[0].capacity
+        self.max_lengths = self.objectives[0].max_lengths
         self.optional_fields = self.objectives[0].optional_fields
         self.pad_token_id = self.objectives[0].pad_token_id
         self.layout = layout
         self.seed = seed
         self.batch_tokens = batch_tokens
-        if batch_tokens < sum(self.capacity):
+        if batch_tokens < sum(self.max_lengths):
             raise UsageError(
-                f"batch_tokens = {batch_tokens} is less than one sequence of {sum(self.capacity)} tokens; raise it, or "
-                "lower max_length"
+                f"batch_tokens = {batch_tokens} is less than one sequence of {sum(self.max_lengths)} tokens; raise it, "
+                "or lower max_length"
             )
-        self.sequences_per_batch = batch_tokens // sum(self.capacity)  # only used if layout = "packed"
+        self.sequences_per_batch = batch_tokens // sum(self.max_lengths)  # only used if layout = "packed"
         self.weights = mixture_fractions(datasets, weights)
         self.order = self._make_order(datasets, pool_size or self._choose_pool_size(datasets))
         self.max_documents = 1 if layout == "padded" else max_documents or self._choose_max_documents()
@@ -131,7 +131,7 @@ class SequenceStream:
         """Enough examples for about `SEQUENCES_PER_POOL` sequences."""
         self.order = self._make_order(datasets, PROBE_EXAMPLES)
         lengths = self._example_lengths(self.order.pool(0))
-        per_sequence = (np.asarray(self.capacity) / np.maximum(lengths.mean(axis=0), 1e-9)).min()
+        per_sequence = (np.asarray(self.max_lengths) / np.maximum(lengths.mean(axis=0), 1e-9)).min()
         return int(np.clip(SEQUENCES_PER_POOL * per_sequence, PROBE_EXAMPLES, MAX_POOL_EXAMPLES))
 
     def _choose_max_documents(self) -> int:
@@ -141,15 +141,15 @@ class SequenceStream:
         without document masks is faster.
         """
         lengths = self._example_lengths(self.order.pool(0))
-        layout = pack(lengths, self.capacity, min(self.capacity))
+        layout = pack(lengths, self.max_lengths, min(self.max_lengths))
         if layout.num_sequences > 0.99 * len(lengths):
             return 1
         fullest = int(layout.document.max(initial=1))
-        return min(-(-(fullest * 5 // 4 + 1) // 8) * 8, min(self.capacity))
+        return min(-(-(fullest * 5 // 4 + 1) // 8) * 8, min(self.max_lengths))
 
     def _example_lengths(self, refs: ExampleRefs) -> IntArray:
         """The lengths of examples: (n, S)."""
-        lengths = np.zeros((len(refs), len(self.capacity)), np.int64)
+        lengths = np.zeros((len(refs), len(self.max_lengths)), np.int64)
         for entries, objective, rng in self.group_by_epoch(refs):
             lengths[entries] = objective.lengths(refs.example[entries], rng)
         return lengths
@@ -167,9 +167,9 @@ class SequenceStream:
         refs = self.order.pool(pool)
         lengths = self._example_lengths(refs)
         if self.layout == "packed":
-            layout = pack(lengths, self.capacity, self.max_documents)
+            layout = pack(lengths, self.max_lengths, self.max_documents)
             unit_starts = np.arange(layout.num_sequences + 1)
-            sequence_lengths = np.tile(np.asarray(self.capacity), (layout.num_sequences, 1))
+            sequence_lengths = np.tile(np.asarray(self.max_lengths), (layout.num_sequences, 1))
         else:
             layout, unit_starts, sequence_lengths = group_by_length(lengths, self.batch_tokens)
         keys = EpochRng(self.seed, pool).keys("units", np.zeros(1, np.int64))
@@ -243,7 +243,7 @@ class SequenceStream:
 
         A sequence is never split. The length of padded sequences varies: this is the number for the worst length.
         """
-        longest = sum(self.capacity)
+        longest = sum(self.max_lengths)
         lengths = np.array([longest]) if self.layout == "packed" else np.arange(1, longest + 1)
         sequences = -(-(self.batch_tokens // lengths) // world_size)
         return int((-(-sequences // np.maximum(max_tokens // lengths, 1))).max())
@@ -268,11 +268,11 @@ class SequenceStream:
         """Values that a checkpoint stores. Resuming is an error if one of them has changed."""
         invariants = {
             **self.order.invariants(),
-            "max_length": self.capacity[0],
+            "max_length": self.max_lengths[0],
             "max_documents": self.max_documents,
         }
-        if len(self.capacity) > 1:
-            invariants["max_source_length"] = self.capacity[1]
+        if len(self.max_lengths) > 1:
+            invariants["max_source_length"] = self.max_lengths[1]
         if self.layout == "padded":
             invariants["batch_tokens"] = self.batch_tokens
         return invariants
@@ -282,19 +282,19 @@ def check_datasets(datasets: Mapping[str, Objective]) -> None:
     """Raise if a dataset has no examples, or the datasets cannot be in one batch."""
     first_name, first = next(iter(datasets.items()))
     for name, objective in datasets.items():
-        if objective.tally.examples == 0:
+        if objective.counts.examples == 0:
             where = f" in {name!r}" if name else ""
             next_step = (
                 'The skipped records are too long: raise max_length, or set too_long = "truncate"'
-                if objective.tally.skipped
+                if objective.counts.skipped
                 else "Every record is empty: check that the right file and column are read"
             )
-            raise QkvError(f"no training examples are left{where}: {objective.tally}. {next_step}")
-        if objective.capacity != first.capacity:
+            raise QkvError(f"no training examples are left{where}: {objective.counts}. {next_step}")
+        if objective.max_lengths != first.max_lengths:
             raise UsageError(
                 f"the datasets of a mixture share batches, so they need the same sequence lengths: {first_name!r} has "
-                f"{first.capacity} and {name!r} has {objective.capacity}. Give all of them the same max_length and "
-                "max_source_length"
+                f"{first.max_lengths} and {name!r} has {objective.max_lengths}. Give all of them the same max_length "
+                "and max_source_length"
             )
         if objective.optional_fields != first.optional_fields:
             raise UsageError(

@@ -149,15 +149,15 @@ def choose_micro_batch(
     """
     if free is None:
         return 0, ""
-    section, sequence, usable = recipe.train, sum(data.capacity), int(USABLE_FRACTION * free)
+    section, sequence, usable = recipe.train, sum(data.max_lengths), int(USABLE_FRACTION * free)
     batch = next(iter(Loader(data)))
     fraction, max_source_length = labelled_fraction(batch), batch.source_max_document_length
-    estimate = estimate_memory(recipe, config, data.capacity, fraction)
+    estimate = estimate_memory(recipe, config, data.max_lengths, fraction)
 
     def needed(tokens: int, checkpointing: bool = section.gradient_checkpointing) -> int:
         batch_size = max(1, tokens // sequence)
         return estimate.fixed // shards + activation_bytes(
-            config, batch_size, data.capacity, fraction, estimate.precision, checkpointing, max_source_length
+            config, batch_size, data.max_lengths, fraction, estimate.precision, checkpointing, max_source_length
         )
 
     def describe(tokens: int) -> str:

@@ -208,7 +208,7 @@ class _ExampleReader:
         stream = self.make_stream(mixed, weights=sources.weights or None)
         check_positions(self.config, objectives)
         check_token_types(self.config, self.setup.tokenizer, stream)
-        notes += [f"{name or 'training'}: {objective.tally}" for name, objective in objectives.items()]
+        notes += [f"{name or 'training'}: {objective.counts}" for name, objective in objectives.items()]
         return stream
 
     def read_validation_data(
@@ -222,13 +222,13 @@ class _ExampleReader:
             advice = _advise_out_of_scope(self.recipe, sources.valid, self.setup.classes)
             raise TooManyProblems(f"{error}{advice}") from None
         objective = self.spec.make_examples(self.setup, parts[0] if len(parts) == 1 else JoinedExamples(parts))
-        if objective.tally.examples == 0:
+        if objective.counts.examples == 0:
             raise QkvError(
-                f"no validation examples are left ({objective.tally}); raise data.valid_fraction or data.max_length, "
+                f"no validation examples are left ({objective.counts}); raise data.valid_fraction or data.max_length, "
                 "or set data.valid to other files"
             )
         check_positions(self.config, {"validation": objective})
-        notes.append(f"validation: {objective.tally}")
+        notes.append(f"validation: {objective.counts}")
         if not sources.valid_is_held_out:
             problems.merge(found.summary().to_dict())
         elif unseen := found.categories.get("unknown class"):
@@ -308,10 +308,10 @@ def _make_objectives(
     """The training examples of all sources with common sequence lengths, and the setup with these lengths."""
     spec, batch_tokens = OBJECTIVES[recipe.objective.kind], recipe.train.batch_tokens
     objectives = {name: spec.make_examples(setup, examples) for name, examples in encoded.items()}
-    capacities = [objective.capacity for objective in objectives.values()]
-    target, *source = np.max(capacities, axis=0).tolist()
+    max_lengths = [objective.max_lengths for objective in objectives.values()]
+    target, *source = np.max(max_lengths, axis=0).tolist()
     setup = replace(setup, max_length=target, max_source_length=source[0] if source else None)
-    if len(set(capacities)) > 1:
+    if len(set(max_lengths)) > 1:
         objectives = {name: spec.make_examples(setup, examples) for name, examples in encoded.items()}
     if batch_tokens < target + sum(source):
         lengths = f"{source[0]} source and {target} target tokens" if source else f"{target} tokens"
@@ -347,10 +347,10 @@ def check_fields(fields: frozenset[str], sources: Sequence[DataSource]) -> None:
 def check_positions(config: Config, objectives: Mapping[str, Objective]) -> None:
     """Raise an error if an example is longer than the model's positions; a packed sequence may be longer."""
     for objective in objectives.values():
-        names = ("max_length", "max_source_length")[: len(objective.capacity)]
+        names = ("max_length", "max_source_length")[: len(objective.max_lengths)]
         stacks = (config.stack, config.encoder or config.stack)
         for side, (name, stack) in enumerate(zip(names, stacks, strict=False)):
-            if not stack.has_max_positions or objective.capacity[side] <= stack.max_positions:
+            if not stack.has_max_positions or objective.max_lengths[side] <= stack.max_positions:
                 continue
             longest = max_example_length(objective, side)
             if longest > stack.max_positions:

@@ -163,18 +163,18 @@ def report_data(
 ) -> tuple[DataReport, PreparedRun]:
     """Count what training used; the token cache of the run makes this fast."""
     prepared = prepare(data.recipe, progress, tokenizer=tokenizer)
-    tallies = [objective.tally for objective in prepared.train_data.objectives]
+    all_counts = [objective.counts for objective in prepared.train_data.objectives]
     lengths = token_lengths(data, tokenizer)
-    sides = prepared.train_data.capacity  # (max_length,), or (max_length, max_source_length)
+    sides = prepared.train_data.max_lengths  # (max_length,), or (max_length, max_source_length)
     wanted = [round_up(one) for one in lengths]
     is_source = len(sides) == 2 and len(wanted) == 2 and wanted[1] - sides[1] > wanted[0] - sides[0]
     return (
         DataReport(
-            sum(one.records for one in tallies),
-            sum(one.tokens for one in tallies),
-            sum(one.truncated for one in tallies),
-            sum(one.skipped for one in tallies),
-            sum(one.empty for one in tallies),
+            sum(one.records for one in all_counts),
+            sum(one.tokens for one in all_counts),
+            sum(one.truncated for one in all_counts),
+            sum(one.skipped for one in all_counts),
+            sum(one.empty for one in all_counts),
             prepared.problems.num_invalid,
             sides[1] if is_source else sides[0],
             wanted[1] if is_source else wanted[0],

@@ -14,7 +14,7 @@ import numpy as np
 
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.encode.encoders import EncodeAnswer
-from qkv.data.objectives import QuestionAnswering
+from qkv.data.objectives import QuestionAnsweringObjective
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.problems import Problems
 from qkv.data.records import FileLocation, Record
@@ -132,7 +132,7 @@ def answer_scores(predictions: Sequence[str], references: Sequence[Sequence[str]
 class SpanScores:
     """The windows of all passages, with their best spans and the logits of these spans."""
 
-    objective: QuestionAnswering
+    objective: QuestionAnsweringObjective
     owner: np.ndarray  # the passage of each window
     spans: list[np.ndarray]  # (S, 2) for each window: the first and last token of its best spans
     sums: list[np.ndarray]  # (S,) for each window: the sums of their logits
@@ -201,10 +201,10 @@ def find_answers(
     return answers
 
 
-def split_into_windows(model: TextModel, encoded: InMemoryExamples, notes: list[str]) -> QuestionAnswering:
+def split_into_windows(model: TextModel, encoded: InMemoryExamples, notes: list[str]) -> QuestionAnsweringObjective:
     """Questions with windows of their passages, laid out as in training. Adds notes on windows and truncation."""
     max_length = max_sequence_length(model.config)
-    objective = QuestionAnswering(
+    objective = QuestionAnsweringObjective(
         encoded,
         model.tokenizer,
         max_length=max_length,
@@ -212,16 +212,16 @@ def split_into_windows(model: TextModel, encoded: InMemoryExamples, notes: list[
         overlap=min(WINDOW_OVERLAP_TOKENS, max_length // 4),
         too_long="truncate",
     )
-    if objective.tally.split:
-        notes.append(f"{objective.tally.split:,} passages were read in windows of {max_length:,} tokens")
-    if objective.tally.truncated:
+    if objective.counts.split:
+        notes.append(f"{objective.counts.split:,} passages were read in windows of {max_length:,} tokens")
+    if objective.counts.truncated:
         limit = objective.max_question_length
-        notes.append(f"{objective.tally.truncated:,} questions were truncated to {limit} tokens")
+        notes.append(f"{objective.counts.truncated:,} questions were truncated to {limit} tokens")
     return objective
 
 
 def score_spans(
-    model: TextModel, objective: QuestionAnswering, num_kept: int, batch_size: int, progress: OnProgress | None
+    model: TextModel, objective: QuestionAnsweringObjective, num_kept: int, batch_size: int, progress: OnProgress | None
 ) -> SpanScores:
     """Run the model on all windows, and keep the best `num_kept` spans of each."""
     windows = np.arange(objective.num_examples(EpochRng(0)))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qkv.blocks import SequenceLayout
 from qkv.data.cache.examples import InMemoryExamples
-from qkv.data.objectives import IGNORE_INDEX, Classification, FlatExamples
+from qkv.data.objectives import IGNORE_INDEX, ClassificationObjective, FlatExamples
 from qkv.errors import UsageError
 from qkv.models import Config, Encoder, Network, Seq2Seq
 from qkv.models.runtime.padding import pad_sequences
@@ -113,7 +113,7 @@ def max_sequence_length(config: Config, limit: int = 0) -> int:
     return min(positions, limit) if limit else positions
 
 
-def build_unlabelled_examples(model: TextModel, texts: Sequence[tuple[str, ...]]) -> Classification:
+def build_unlabelled_examples(model: TextModel, texts: Sequence[tuple[str, ...]]) -> ClassificationObjective:
     """Texts and pairs as unlabelled examples, truncated to the model's positions."""
     tokenizer = model.tokenizer
     sides = [tokenizer.encode_batch([text[0] for text in texts])]
@@ -122,7 +122,9 @@ def build_unlabelled_examples(model: TextModel, texts: Sequence[tuple[str, ...]]
     fields = ("first", "second")[: len(sides)]
     encoded = [dict(zip(fields, ids, strict=True)) | {"label": 0} for ids in zip(*sides, strict=True)]
     examples = InMemoryExamples(encoded, (*fields, "label"))
-    return Classification(examples, tokenizer, max_length=max_sequence_length(model.config), too_long="truncate")
+    return ClassificationObjective(
+        examples, tokenizer, max_length=max_sequence_length(model.config), too_long="truncate"
+    )
 
 
 def as_tuple(text: TextOrPair) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import numpy as np
 from torch.nn import functional as F
 
 from qkv.data.encode.encoders import EncodeText
-from qkv.data.objectives import IGNORE_INDEX, FlatExamples, MaskedLM
+from qkv.data.objectives import IGNORE_INDEX, FlatExamples, MaskedLMObjective
 from qkv.data.objectives.base import require_token
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.problems import Problems
@@ -152,7 +152,7 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
     usable, encoded = encode_records(usable, EncodeText(tokenizer), problems)
     notes += [str(problems.summary())] if problems.num_invalid else []
     max_length = options.max_length or max_sequence_length(model.config)
-    objective = MaskedLM(encoded, tokenizer, max_length=max_length, mask_prob=options.mask_prob)
+    objective = MaskedLMObjective(encoded, tokenizer, max_length=max_length, mask_prob=options.mask_prob)
     num_windows = objective.num_examples(MASKING_RNG)
     examples = objective.build(np.arange(num_windows), MASKING_RNG)
     batched = ExampleBatches(model.network, examples, objective.pad_token_id)
@@ -183,8 +183,8 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
         "loss": loss,
         "perplexity": metrics.Score(len(nats), lambda weights: metrics.perplexity(loss.weighted(weights))),
     }
-    if objective.tally.split:
-        notes.append(f"{objective.tally.split:,} texts were read in windows of {objective.capacity[0]:,} tokens")
+    if objective.counts.split:
+        notes.append(f"{objective.counts.split:,} texts were read in windows of {objective.max_lengths[0]:,} tokens")
     samples = [_make_sample(tokenizer, batched, i, shown[i]) for i in sorted(shown)]
     chosen_scores: dict[str, float] = {name: scores[name] for name in names}
     return Evaluation(chosen_scores, samples, names[0], len(usable), tuple(notes))

@@ -1,8 +1,8 @@
 """Language modelling: compute the loss of texts, and continue texts.
 
-A text is laid out as in training (`CausalLM`): BOS, its tokens, EOS. A long text is split into consecutive windows, so
-that every token is predicted exactly once; the first tokens of a window do not see the window before. In a chat (a
-record with `messages` instead of `text`), only the answers of the assistant are evaluated.
+A text is laid out as in training (`CausalLMObjective`): BOS, its tokens, EOS. A long text is split into consecutive
+windows, so that every token is predicted exactly once; the first tokens of a window do not see the window before. In
+a chat (a record with `messages` instead of `text`), only the answers of the assistant are evaluated.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.encode.chat import EncodeChat
 from qkv.data.encode.encoders import EncodeText
-from qkv.data.objectives import IGNORE_INDEX, CausalLM
+from qkv.data.objectives import IGNORE_INDEX, CausalLMObjective
 from qkv.data.objectives.table import OBJECTIVES
-from qkv.data.objectives.windows import WindowedDocuments
+from qkv.data.objectives.windows import WindowObjective
 from qkv.data.problems import InvalidRecord, Problems
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
@@ -54,7 +54,7 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
     records, examples = encode_records(records, EncodeChat(tokenizer) if is_chat else EncodeText(tokenizer), problems)
     notes += [str(problems.summary())] if problems.num_invalid else []
     adds_bos_eos = bool(config.eos_token_ids) if options.add_bos_eos is None else options.add_bos_eos
-    objective = CausalLM(
+    objective = CausalLMObjective(
         examples,
         tokenizer,
         max_length=options.max_length or max_sequence_length(config, MAX_WINDOW_TOKENS),
@@ -79,8 +79,8 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
             ]
             np.add.at(nats, np.concatenate([unit_of_label[i] for i in chosen]), torch.cat(losses).numpy())
     scores = loss_scores(nats, tokens, units)
-    if objective.tally.split:
-        notes.append(f"{objective.tally.split:,} texts were read in windows of {objective.capacity[0]:,} tokens")
+    if objective.counts.split:
+        notes.append(f"{objective.counts.split:,} texts were read in windows of {objective.max_lengths[0]:,} tokens")
     samples = sample_continuations(model, records[: options.max_samples])
     selected: dict[str, float] = {name: scores[name] for name in names}
     return Evaluation(selected, samples, names[0], len(records), tuple(notes))
@@ -112,7 +112,7 @@ def evaluated_text(record: Record) -> str:
 
 
 def label_units(
-    objective: WindowedDocuments, batched: ExampleBatches, units: TextUnits, rng: EpochRng
+    objective: WindowObjective, batched: ExampleBatches, units: TextUnits, rng: EpochRng
 ) -> list[np.ndarray]:
     """The unit of each label of each window, for the bootstrap."""
     assert batched.labels is not None

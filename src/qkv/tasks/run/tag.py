@@ -8,7 +8,7 @@ import numpy as np
 
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.encode.align import first_nonspace_character
-from qkv.data.objectives import IGNORE_INDEX, Tagging
+from qkv.data.objectives import IGNORE_INDEX, TaggingObjective
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
@@ -155,11 +155,13 @@ def predict_tags(
     filled = [i for i, example in enumerate(marked) if example["ids"]]
     if not filled:
         return predictions
-    # These examples have word numbers instead of tags, so that `Tagging` aligns the word numbers with token positions.
+    # These examples have word numbers instead of tags, so that the objective aligns the numbers with token positions.
     encoded = InMemoryExamples([marked[i] for i in filled], ("ids", "tags"))
-    objective = Tagging(encoded, model.tokenizer, max_length=max_sequence_length(model.config), too_long="split")
-    if notes is not None and objective.tally.split:
-        notes.append(f"{objective.tally.split:,} texts were read in windows of {objective.capacity[0]:,} tokens")
+    objective = TaggingObjective(
+        encoded, model.tokenizer, max_length=max_sequence_length(model.config), too_long="split"
+    )
+    if notes is not None and objective.counts.split:
+        notes.append(f"{objective.counts.split:,} texts were read in windows of {objective.max_lengths[0]:,} tokens")
     windows = np.arange(objective.num_examples(EpochRng(0)))
     examples = objective.build(windows, EpochRng(0))
     owner = objective.windows.locate(windows, EpochRng(0))[0]
