@@ -8,9 +8,9 @@ import pytest
 from browsing import find_axe_errors, open_browser
 
 from qkv.tasks.report import Advice, RunReport
+from qkv.tasks.report.curve_verdict import CurveVerdict
 from qkv.tasks.report.data import DataReport
 from qkv.tasks.report.errors import ErrorReport
-from qkv.tasks.report.fit import Fit
 from qkv.tasks.report.leakage import Leak, LeakageReport
 from qkv.tasks.report.learning_curve import CurvePoint, Gain, LearningCurve
 from qkv.tasks.report.score import JudgedRecord, LengthGroup, Measured, ScoreReport
@@ -44,7 +44,7 @@ def make_report() -> RunReport:
         "validation data (valid.tsv)",
         (Advice("lr", "Lower the learning rate", "It rose.", ("train.lr=1e-4",), "qkv train " + "long-name/" * 30),),
         score,
-        Fit("settled", "the training loss fell from 1 to 0.1, and the validation loss settled at 0.2"),
+        CurveVerdict("settled", "the training loss fell from 1 to 0.1, and the validation loss settled at 0.2"),
         RunCurves("run", [(step, 10 / step) for step in steps], [], {"loss": [(step, 12 / step) for step in steps]}),
         ErrorReport(15, (wrong,), (wrong,), (wrong,), 6, 50),
         LeakageReport(
@@ -94,7 +94,7 @@ def test_all_sections_are_drawn_and_accessible(browser: Any, tmp_path: Path, sch
 
 
 def test_a_report_with_few_parts_has_few_sections(browser: Any, tmp_path: Path) -> None:
-    fit = Fit("unknown", "too few steps were logged to judge the training")
+    fit = CurveVerdict("unknown", "too few steps were logged to judge the training")
     report = RunReport("run", "language", "test data", (), None, fit, RunCurves("run"))
     report.save(tmp_path / "new" / "report.html")
     page = browser.new_page()

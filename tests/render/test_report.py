@@ -8,8 +8,8 @@ from rich.console import Console
 
 from qkv.render.report import print_report, summarise_report
 from qkv.tasks.report import Advice, RunReport
+from qkv.tasks.report.curve_verdict import CurveVerdict
 from qkv.tasks.report.data import DataReport
-from qkv.tasks.report.fit import Fit
 from qkv.tasks.report.leakage import Leak, LeakageReport
 from qkv.tasks.report.score import LengthGroup, Measured, ScoreReport
 from qkv.train.run.curves import RunCurves
@@ -18,7 +18,7 @@ SCORE = ScoreReport(
     "bleu", Measured("model", 67.1), num_records=40, num_usable=40, lengths=(LengthGroup(1, 5, 40, 0.8),)
 )
 REPORT = RunReport(
-    "runs/my run", "text_to_text", "validation data", (), SCORE, Fit("settled", "it fell"), RunCurves("a")
+    "runs/my run", "text_to_text", "validation data", (), SCORE, CurveVerdict("settled", "it fell"), RunCurves("a")
 )
 
 

@@ -12,7 +12,7 @@ from qkv.render.formatting import escape_controls, plain_table, truncate
 from qkv.tasks.metrics.notation import name_metric
 from qkv.tasks.metrics.report import most_confused
 from qkv.tasks.report import RunReport
-from qkv.tasks.report.facts import capitalise, count_nouns
+from qkv.tasks.report.diagnostics import capitalise, count_nouns
 from qkv.tasks.report.leakage import LeakageReport
 from qkv.tasks.report.rules_data import describe_gain
 from qkv.tasks.report.score import JudgedRecord, Measured, ScoreReport, format_score
@@ -71,7 +71,7 @@ def print_advice(report: RunReport, console: Console) -> None:
     _heading("What next", console)
     if not report.advice:
         console.print(Text("Nothing stands out: no change to the recipe is clearly better."))
-    if sum(advice.trains for advice in report.main_advice) > 1:
+    if sum(advice.starts_run for advice in report.main_advice) > 1:
         console.print(
             Text("The commands are alternatives: each trains a new run, without the changes of the others.", "dim")
         )

@@ -1,4 +1,4 @@
-"""Rules that a short training cannot plant: on facts with the fault, and on the same facts without it."""
+"""Rules that a short training cannot plant: on a run with the fault, and on the same run without it."""
 
 import shlex
 from dataclasses import replace
@@ -10,16 +10,18 @@ import pytest
 import qkv
 from qkv.inside.doctor import Finding
 from qkv.tasks.report.advice import give_advice
+from qkv.tasks.report.curve_verdict import CurveVerdict
 from qkv.tasks.report.data import DataReport
-from qkv.tasks.report.facts import Advice, Facts
-from qkv.tasks.report.fit import Fit
+from qkv.tasks.report.diagnostics import Advice, RunDiagnostics
 from qkv.tasks.report.leakage import Leak, LeakageReport
 from qkv.tasks.report.learning_curve import Gain, LearningCurve
 from qkv.tasks.report.score import Measured, ScoreReport
 from qkv.train.recipe.schema import DataSection, ModelSection, ObjectiveSection, Recipe, TrainSection
 
-SETTLED = Fit("settled", "the training loss fell from 2 to 1, and the validation loss settled at 1.1", steps=100)
-IMPROVING = Fit(
+SETTLED = CurveVerdict(
+    "settled", "the training loss fell from 2 to 1, and the validation loss settled at 1.1", steps=100
+)
+IMPROVING = CurveVerdict(
     "improving", "the validation loss still fell by 20 % in the last quarter of the training, to 1", steps=100
 )
 DATA = DataReport(900, 9000, 0, 0, 0, 0, 64, 32)
@@ -30,8 +32,8 @@ RECIPE = Recipe(
 )
 
 
-def make_facts(**changes: Any) -> Facts:
-    """The facts of a healthy classifier, with changes."""
+def make_run(**changes: Any) -> RunDiagnostics:
+    """A healthy classifier, with changes."""
     config = qkv.new("bert-tiny").config
     score = ScoreReport(
         "accuracy",
@@ -41,7 +43,7 @@ def make_facts(**changes: Any) -> Facts:
         500,
         500,
     )
-    return replace(Facts("runs/a", RECIPE, config, SETTLED, score, data=DATA), **changes)
+    return replace(RunDiagnostics("runs/a", RECIPE, config, SETTLED, score, data=DATA), **changes)
 
 
 def with_scores(model: float, baseline: float, training: float, metric: str = "accuracy") -> ScoreReport:
@@ -50,10 +52,10 @@ def with_scores(model: float, baseline: float, training: float, metric: str = "a
 
 
 def names(**changes: Any) -> list[str]:
-    return [advice.name for advice in give_advice(make_facts(**changes))]
+    return [advice.name for advice in give_advice(make_run(**changes))]
 
 
-def test_healthy_facts_give_no_advice() -> None:
+def test_a_healthy_run_gets_no_advice() -> None:
     assert names() == []
 
 
@@ -65,12 +67,12 @@ def test_a_model_that_cannot_fit_its_training_data_is_too_small() -> None:
     for steps, is_advised in ((50, False), (300, True)):  # half an epoch, three epochs
         found = names(score=with_scores(0.58, 0.9, 0.6), fit=replace(SETTLED, steps=steps), data=much)
         assert ("too_small" in found) == is_advised
-    (_, advice) = give_advice(make_facts(score=with_scores(0.58, 0.9, 0.6)))
+    (_, advice) = give_advice(make_run(score=with_scores(0.58, 0.9, 0.6)))
     assert advice.overrides == ("model.width=256", "model.layers=4")
     assert advice.command == "qkv train runs/a/recipe.toml run=runs/a-3 model.width=256 model.layers=4"
 
 
-OVERFITTED = Fit(
+OVERFITTED = CurveVerdict(
     "overfitted", "the validation loss was lowest at step 10 of 100 (1) and rose to 2, while it fell", steps=100
 )
 
@@ -95,7 +97,7 @@ def test_overfitting_changes_only_what_is_left_to_change(
     config = replace(config, encoder=stack)
     for patience in (0, 5):
         recipe = replace(RECIPE, train=TrainSection(steps=100, final=final, patience=patience))
-        (advice,) = give_advice(make_facts(fit=OVERFITTED, config=config, recipe=recipe))
+        (advice,) = give_advice(make_run(fit=OVERFITTED, config=config, recipe=recipe))
         assert advice.title == title
         early = ("train.patience=3",) if overrides and not patience else ()
         assert advice.overrides == (*overrides, *early)
@@ -108,7 +110,7 @@ def test_every_command_trains_a_run_of_its_own(tmp_path: Path) -> None:
     wide = with_scores(0.58, 0.4, 0.99)
     wide = replace(wide, model=Measured("model", 0.58, (0.5, 0.66)))
     recipe = replace(RECIPE, data=replace(RECIPE.data, valid_fraction=0.1))
-    given = give_advice(make_facts(run=run, new_run="", fit=OVERFITTED, score=wide, recipe=recipe))
+    given = give_advice(make_run(folder=run, new_run="", fit=OVERFITTED, score=wide, recipe=recipe))
     assert [advice.name for advice in given] == ["pretrained", "overfitting", "few_records"]
     runs = [word for advice in given for word in shlex.split(advice.command) if word.startswith("run=")]
     assert runs == [f"run={run}-{number}" for number in (3, 5, 6)]
@@ -130,9 +132,9 @@ def test_bleu_is_compared_as_points() -> None:
 
 def test_a_model_that_is_no_better_than_a_baseline_on_all_data_trains_longer() -> None:
     translator = replace(RECIPE, objective=ObjectiveSection(kind="seq2seq"))
-    for fit in (SETTLED, Fit("unknown", "too few steps were logged to judge the training", steps=100)):
+    for fit in (SETTLED, CurveVerdict("unknown", "too few steps were logged to judge the training", steps=100)):
         score = with_scores(67.1, 66.9, 67.1, "bleu")
-        (advice,) = give_advice(make_facts(score=score, recipe=translator, fit=fit))
+        (advice,) = give_advice(make_run(score=score, recipe=translator, fit=fit))
         assert (advice.name, advice.overrides) == ("underfitting", ("train.steps=200", "train.epochs=6"))
         assert advice.reason == (
             "BLEU is 67.1, about the same on the training data (67.1), and the baseline (baseline) reaches 66.9."
@@ -152,7 +154,7 @@ def test_a_model_whose_loss_rose_but_whose_metric_did_not_fall_is_not_regularise
 
 
 def test_a_metric_that_still_rises_asks_for_a_longer_run() -> None:
-    (advice,) = give_advice(make_facts(late_metric_gain=0.05))
+    (advice,) = give_advice(make_run(late_metric_gain=0.05))
     assert (advice.name, advice.reason) == (
         "underfitting",
         "Accuracy still rose by 5 points in the last quarter of the training.",
@@ -168,51 +170,51 @@ def leaks(near: int, exact: int, total: int) -> LeakageReport:
 
 
 def test_at_most_half_of_the_evaluation_data_is_to_be_removed() -> None:
-    (advice,) = give_advice(make_facts(leakage=leaks(40, 0, 100)))
+    (advice,) = give_advice(make_run(leakage=leaks(40, 0, 100)))
     assert advice.title == "Remove the leaked records from the training data or from the evaluation data"
     assert advice.command == "qkv report runs/a --json"
     for valid in ("", "valid.tsv"):
         recipe = replace(RECIPE, data=replace(RECIPE.data, valid=valid))
-        (advice,) = give_advice(make_facts(leakage=leaks(100, 0, 100), recipe=recipe))
+        (advice,) = give_advice(make_run(leakage=leaks(100, 0, 100), recipe=recipe))
         assert (advice.title, advice.command) == ("Evaluate on texts that differ from the training data", "")
         assert "The texts look alike, as if made from a template" in advice.reason
-    (advice,) = give_advice(make_facts(leakage=leaks(0, 100, 100), recipe=recipe))
+    (advice,) = give_advice(make_run(leakage=leaks(0, 100, 100), recipe=recipe))
     assert advice.overrides == ("data.valid=", "data.valid_fraction=0.1")
 
 
 def test_a_run_that_has_not_finished_is_resumed_before_it_is_compared_or_trained_longer() -> None:
     for changes in ({"fit": IMPROVING}, {"score": with_scores(0.58, 0.9, 0.6)}, {"full_epochs": 0}):
-        (advice,) = give_advice(make_facts(is_finished=False, **changes))
-        assert (advice.name, advice.command, advice.trains) == ("unfinished", "qkv train runs/a", False)
+        (advice,) = give_advice(make_run(is_finished=False, **changes))
+        assert (advice.name, advice.command, advice.starts_run) == ("unfinished", "qkv train runs/a", False)
         assert advice.reason == (
             "The run has not finished: its log ends at step 100, and its budget is train.steps=100, train.epochs=3."
         )
     language = replace(RECIPE, objective=ObjectiveSection(kind="causal_lm"))
     assert names(score=with_scores(4.0, 3.0, 4.0, "loss"), recipe=language, is_finished=False) == ["unfinished"]
-    diverged = Fit("diverged", "the training loss fell from 2 to 1, but ended at 3", steps=100)
+    diverged = CurveVerdict("diverged", "the training loss fell from 2 to 1, but ended at 3", steps=100)
     assert names(fit=diverged, is_finished=False) == ["lr_too_high"], "the rest would not help"
 
 
 def test_a_generator_below_its_baseline_trains_longer() -> None:
     translator = replace(RECIPE, objective=ObjectiveSection(kind="seq2seq"))
     score = with_scores(0.5, 0.9, 0.95)
-    (advice,) = give_advice(make_facts(score=score, recipe=translator))
+    (advice,) = give_advice(make_run(score=score, recipe=translator))
     assert (advice.name, advice.overrides) == ("baseline", ("train.steps=200", "train.epochs=6"))
     assert names(score=score, recipe=translator, fit=IMPROVING) == ["underfitting"], "not said twice"
 
 
 def test_a_quick_report_on_a_model_that_has_not_learned_points_to_the_full_one() -> None:
-    (advice,) = give_advice(make_facts(same_output=0.94, score=with_scores(0.0, 0.4, 0.0)))
+    (advice,) = give_advice(make_run(most_common_output_fraction=0.94, score=with_scores(0.0, 0.4, 0.0)))
     assert (advice.name, advice.command) == ("not_learned", "qkv report runs/a")
     assert advice.reason == "The model predicts the same for 94 % of the records."
-    assert names(same_output=0.94, score=with_scores(0.0, 0.4, 0.0), fit=IMPROVING)[0] == "underfitting"
+    assert names(most_common_output_fraction=0.94, score=with_scores(0.0, 0.4, 0.0), fit=IMPROVING)[0] == "underfitting"
 
 
 def test_a_run_that_read_few_of_its_records_gets_the_budget_to_read_them_twice() -> None:
     def advise(steps: int, kind: str = "classification", **changes: Any) -> Advice:
         data = replace(DATA, tokens=1000 * RECIPE.train.batch_tokens)
         recipe = replace(RECIPE, objective=ObjectiveSection(kind=kind), train=TrainSection(steps=steps))
-        (advice,) = give_advice(make_facts(fit=replace(IMPROVING, steps=steps), data=data, recipe=recipe, **changes))
+        (advice,) = give_advice(make_run(fit=replace(IMPROVING, steps=steps), data=data, recipe=recipe, **changes))
         return advice
 
     assert advise(250).overrides == ("train.steps=2000",)
@@ -226,7 +228,7 @@ def test_a_run_that_read_few_of_its_records_gets_the_budget_to_read_them_twice()
 def test_a_run_that_has_not_read_its_data_once_trains_longer_unless_it_is_nearly_perfect() -> None:
     """It cannot have memorised what it has not read."""
     for score in (with_scores(0.85, 0.8, 0.9), with_scores(0.58, 0.4, 0.69), None):
-        (advice,) = give_advice(make_facts(score=score, full_epochs=0))
+        (advice,) = give_advice(make_run(score=score, full_epochs=0))
         assert advice.name == "underfitting"
         assert advice.reason == (
             "The training loss fell from 2 to 1, and the validation loss settled at 1.1. The run ended before it had "
@@ -241,10 +243,10 @@ def test_a_run_with_hardly_any_steps_trains_longer() -> None:
     chat = replace(RECIPE, objective=ObjectiveSection(kind="causal_lm"), model=ModelSection(from_="models/lm"))
     score = ScoreReport("loss", Measured("model", 1.17), (), None, 32, 32)
     for steps, overrides in ((2, ("train.steps=1000", "train.epochs=30")), (9, ("train.steps=300", "train.epochs=9"))):
-        (advice,) = give_advice(make_facts(recipe=chat, score=score, fit=replace(SETTLED, steps=steps)))
+        (advice,) = give_advice(make_run(recipe=chat, score=score, fit=replace(SETTLED, steps=steps)))
         assert (advice.name, advice.reason) == ("underfitting", f"The run took only {steps} steps.")
         assert advice.overrides == overrides
-    (advice,) = give_advice(make_facts(recipe=chat, score=score, fit=replace(SETTLED, steps=2), full_epochs=0))
+    (advice,) = give_advice(make_run(recipe=chat, score=score, fit=replace(SETTLED, steps=2), full_epochs=0))
     assert advice.reason.startswith("The run took only 2 steps. The run ended before it had read")
     assert names(recipe=chat, score=score, fit=replace(SETTLED, steps=20)) == []
     memorised = with_scores(0.58, 0.4, 0.99)
@@ -252,10 +254,10 @@ def test_a_run_with_hardly_any_steps_trains_longer() -> None:
 
 
 def test_a_few_steps_of_the_first_epoch_are_too_few_to_blame_the_learning_rate() -> None:
-    unknown = Fit("unknown", "too few steps were logged to judge the training", steps=100)
+    unknown = CurveVerdict("unknown", "too few steps were logged to judge the training", steps=100)
     score = with_scores(0.0, 0.4, 0.0)
-    assert names(fit=unknown, same_output=0.94, score=score, full_epochs=0)[0] == "underfitting"
-    assert names(fit=unknown, same_output=0.94, score=score, full_epochs=1) == ["not_learned"]
+    assert names(fit=unknown, most_common_output_fraction=0.94, score=score, full_epochs=0)[0] == "underfitting"
+    assert names(fit=unknown, most_common_output_fraction=0.94, score=score, full_epochs=1) == ["not_learned"]
 
 
 def test_a_lower_loss_is_better() -> None:
@@ -282,7 +284,7 @@ def test_a_language_model_must_be_better_than_token_frequencies(
         RECIPE, objective=ObjectiveSection(kind="masked_lm" if metric == "masked_accuracy" else "causal_lm")
     )
     score = replace(with_scores(model, baseline, 0.0, metric), training=None)
-    found = give_advice(make_facts(score=score, recipe=recipe))
+    found = give_advice(make_run(score=score, recipe=recipe))
     assert [(one.name, one.title) for one in found] == [
         ("baseline", "Train longer: the model is not better than a simple baseline")
     ] * advised
@@ -292,7 +294,7 @@ def test_a_language_model_must_be_better_than_token_frequencies(
 def test_a_language_model_near_the_unigram_model_trains_longer(loss: float, epochs: int, advised: bool) -> None:
     recipe = replace(RECIPE, objective=ObjectiveSection(kind="causal_lm"))
     score = ScoreReport("loss", Measured("model", loss), (Measured("unigram model", 6.05),), None, 57, 57)
-    found = give_advice(make_facts(score=score, recipe=recipe, full_epochs=epochs))
+    found = give_advice(make_run(score=score, recipe=recipe, full_epochs=epochs))
     assert [one.name for one in found] == ["underfitting"] * advised
     if found:
         assert found[0].reason == (
@@ -306,13 +308,13 @@ def test_a_language_model_at_its_baseline_gets_the_learning_rate_that_was_faster
     recipe = replace(RECIPE, objective=ObjectiveSection(kind="masked_lm"))
     losses = {str(RECIPE.train.lr): 5.0, str(10 * RECIPE.train.lr): 3.0}
     check = Finding("learning_rate", "warning", "", values={"losses": losses})
-    (advice,) = give_advice(make_facts(score=score, recipe=recipe, lr_check=check))
+    (advice,) = give_advice(make_run(score=score, recipe=recipe, lr_check=check))
     assert advice.overrides == (f"train.lr={10 * RECIPE.train.lr:.3g}",)
     assert advice.title.endswith("not better than a simple baseline")
 
 
 def test_the_commands_for_a_pretrained_model_name_the_data() -> None:
-    (advice,) = give_advice(make_facts(score=with_scores(0.7, 0.9, 0.99)))
+    (advice,) = give_advice(make_run(score=with_scores(0.7, 0.9, 0.99)))
     assert advice.command == (
         "qkv init classify train.tsv --test test.tsv --columns text=review "
         "--from sentence-transformers/all-MiniLM-L6-v2 --out runs/a-2.toml && qkv train runs/a-2.toml run=runs/a-2"
@@ -330,7 +332,7 @@ def test_a_model_that_knows_its_training_data_by_heart_needs_pretrained_weights(
 
 
 def test_a_slow_run_whose_learning_rate_is_right_trains_longer() -> None:
-    stalled = Fit("stalled", "the training loss hardly fell: 0.69 at the start, 0.66 at the end")
+    stalled = CurveVerdict("stalled", "the training loss hardly fell: 0.69 at the start, 0.66 at the end")
     passed = Finding("learning rate", "ok", "")
     assert names(fit=stalled, lr_check=passed) == ["underfitting"]
     assert names(fit=stalled) == ["not_learned"], "it was not tested, so it may be too high or too low"
@@ -342,7 +344,7 @@ def test_a_slow_run_whose_learning_rate_is_right_trains_longer() -> None:
 
 
 def test_a_stalled_loss_is_no_fault_if_the_score_shows_that_the_model_has_learned() -> None:
-    stalled = Fit("stalled", "the training loss hardly fell: 2.1 at the start, 2 at the end", steps=100)
+    stalled = CurveVerdict("stalled", "the training loss hardly fell: 2.1 at the start, 2 at the end", steps=100)
     fine_tuned = replace(RECIPE, model=ModelSection(from_="models/bert"))
     assert names(fit=stalled, recipe=fine_tuned) == []
     assert names(fit=stalled, recipe=fine_tuned, score=with_scores(0.81, 0.8, 0.9)) == ["not_learned"], (
@@ -367,7 +369,7 @@ def test_a_curve_that_may_be_flat_promises_nothing() -> None:
     recipe = replace(RECIPE, objective=ObjectiveSection(kind="causal_lm"))
     for value, given in ((0.08, ["more_data"]), (0.04, [])):
         loss = LearningCurve("loss", "this recipe", (), Gain(value, (0.01, 0.2), (0.0, 0.2)), 1.0)
-        found = give_advice(make_facts(curve=loss, recipe=recipe, score=None))
+        found = give_advice(make_run(curve=loss, recipe=recipe, score=None))
         assert [one.name for one in found] == given
         assert all(one.title == "Add more text" and "-0.08 nats per token" in one.reason for one in found)
 
@@ -379,6 +381,6 @@ def test_a_fine_tuned_model_reads_no_more_than_its_positions(positions: int, ove
     config = replace(config, encoder=replace(config.encoder, max_positions=positions))
     fine_tuned = replace(RECIPE, model=ModelSection(from_="models/bert"))
     cut = replace(DATA, truncated=300, suggested_length=200)
-    (advice,) = give_advice(make_facts(config=config, recipe=fine_tuned, data=cut))
+    (advice,) = give_advice(make_run(config=config, recipe=fine_tuned, data=cut))
     assert advice.name == "truncation"
     assert advice.overrides == ((override,) if override else ())

@@ -70,7 +70,7 @@ function adviceView(data) {
   }
   const shown = data.advice.slice(0, data.num_main_advice);
   const rest = data.advice.slice(data.num_main_advice);
-  const hasSeveral = shown.filter((advice) => advice.trains).length > 1;
+  const hasSeveral = shown.filter((advice) => advice.starts_run).length > 1;
   return [
     hasSeveral ? html("p", {class: "note"}, "The commands are alternatives: each trains a new run, without the changes of the others.") : null,
     html(

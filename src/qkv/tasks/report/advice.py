@@ -1,8 +1,8 @@
 """What to change next: all rules, in the order of importance.
 
 First comes a run that has not finished, then what makes the score itself doubtful, then what keeps the model from
-learning, then what would make it better. To add a rule, write a function from `Facts` to an `Advice` or None, and add a
-row.
+learning, then what would make it better. To add a rule, write a function from `RunDiagnostics` to an `Advice` or None,
+and add a row.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from qkv.tasks.report.facts import Advice, Facts
+from qkv.tasks.report.diagnostics import Advice, RunDiagnostics
 from qkv.tasks.report.rules_data import (
     advise_evaluation,
     advise_imbalance,
@@ -33,36 +33,36 @@ from qkv.tasks.report.rules_training import (
 MAX_ADVICE = 3
 """The number of changes that a report shows first."""
 
-Rule = Callable[[Facts], Advice | None]
+Rule = Callable[[RunDiagnostics], Advice | None]
 
-RULES: dict[str, Rule] = {
-    "unfinished": advise_resuming,
-    "leakage": advise_leakage,
-    "test_leakage": advise_test_leakage,
-    "labels": advise_labels,
-    "lr": advise_lr,
-    "unusable": advise_unusable,
-    "truncation": advise_truncation,
-    "pretrained": advise_pretrained,
-    "overfitting": advise_overfitting,
-    "underfitting": advise_underfitting,
-    "imbalance": advise_imbalance,
-    "baseline": advise_baseline,
-    "more_data": advise_more_data,
-    "few_records": advise_evaluation,
-}
+RULES: tuple[Rule, ...] = (
+    advise_resuming,
+    advise_leakage,
+    advise_test_leakage,
+    advise_labels,
+    advise_lr,
+    advise_unusable,
+    advise_truncation,
+    advise_pretrained,
+    advise_overfitting,
+    advise_underfitting,
+    advise_imbalance,
+    advise_baseline,
+    advise_more_data,
+    advise_evaluation,
+)
 
 
-def give_advice(facts: Facts) -> list[Advice]:
-    """All advice that applies, the most important first. Each command that trains has a run of its own."""
+def give_advice(run: RunDiagnostics) -> list[Advice]:
+    """All advice that applies, the most important first. Each command that starts a run names a new folder."""
     given = []
-    names = free_names(facts.run)
-    facts = replace(facts, new_run=next(names))
-    for rule in RULES.values():
-        if (advice := rule(facts)) is not None:
+    names = free_names(run.folder)
+    run = replace(run, new_run=next(names))
+    for rule in RULES:
+        if (advice := rule(run)) is not None:
             given.append(advice)
-            if advice.trains:
-                facts = replace(facts, new_run=next(names))
+            if advice.starts_run:
+                run = replace(run, new_run=next(names))
     return given
 
 

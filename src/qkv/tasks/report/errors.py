@@ -14,7 +14,7 @@ SLACK = 0.02  # a model at most this much worse than the baseline can still judg
 MANY_CLASSES = 10  # with this many, two models rarely choose the same wrong class, even if one of them is weak
 SURE = 0.5  # the lowest confidence of a sure prediction
 VERY_SURE = 0.8  # the lowest confidence of a prediction that contradicts a label
-MIN_SKILL = 1 / 3  # the fraction of the errors of the most frequent class that a model must avoid to judge labels
+MIN_SKILL = 1 / 3  # of the errors of the majority-class baseline: the fraction that a model must avoid to judge labels
 WRONG = 0.5  # a record with a lower score is wrong
 MIN_SUSPECTS = 5
 SUSPECT_FRACTION = 0.05
@@ -54,7 +54,7 @@ def report_errors(judgement: Judgement) -> ErrorReport:
     suspects, num_sure = find_suspects(judgement) if is_label else ([], 0)
     opinion = second_opinion(judgement)
     others = judgement.judge.score_each(opinion, judgement.expected) if len(opinion) else []
-    is_skilled = is_label and all(has_skill(scores, judgement.expected) for scores in (judgement.scores, others))
+    is_skilled = is_label and all(beats_majority(scores, judgement.expected) for scores in (judgement.scores, others))
     is_close = sum(judgement.scores) >= sum(others) - SLACK * len(others)
     return ErrorReport(
         num_wrong=len(wrong),
@@ -67,8 +67,8 @@ def report_errors(judgement: Judgement) -> ErrorReport:
     )
 
 
-def has_skill(scores: Sequence[float], expected: Sequence[Any]) -> bool:
-    """Whether predictions are clearly better than those of the most frequent class."""
+def beats_majority(scores: Sequence[float], expected: Sequence[Any]) -> bool:
+    """Whether predictions are clearly better than predicting the most frequent class."""
     chance = max(Counter(expected).values(), default=0)
     return sum(scores) - chance > MIN_SKILL * (len(expected) - chance)
 

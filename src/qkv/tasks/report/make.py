@@ -34,6 +34,7 @@ from qkv.tasks.prepare.model import apply_adapters
 from qkv.tasks.prepare.prepare import PreparedRun
 from qkv.tasks.report.advice import give_advice
 from qkv.tasks.report.baselines import applicable_baselines, unigram_scores
+from qkv.tasks.report.curve_verdict import diagnose_curves, late_metric_gain
 from qkv.tasks.report.data import (
     DOCUMENT_TASKS,
     MAX_TEXT_CHARS,
@@ -43,9 +44,8 @@ from qkv.tasks.report.data import (
     read_lines,
     report_data,
 )
+from qkv.tasks.report.diagnostics import RunDiagnostics, is_language_model_at_baseline
 from qkv.tasks.report.errors import report_errors
-from qkv.tasks.report.facts import Facts, is_language_model_at_baseline
-from qkv.tasks.report.fit import judge_fit, late_metric_gain
 from qkv.tasks.report.leakage import LeakageReport, find_leakage
 from qkv.tasks.report.learning_curve import (
     LearningCurve,
@@ -119,7 +119,7 @@ class Reporter:
         self.model = TextModel(stored.network, require_tokenizer(stored.tokenizer), stored.config)
         self.task = find_task(stored.config).name
         self.curves = read_curves(self.path.name, self.path)
-        self.fit = judge_fit(self.curves)
+        self.fit = diagnose_curves(self.curves)
         self.seconds = options.seconds
         if options.quick:
             trained = max((float(one.get("seconds", 0)) for one in folder.log_records()), default=0.0)
@@ -154,7 +154,7 @@ class Reporter:
         self.stage("learning curve")
         curve = self.learning_curve(data, judge, judgement, training, score)
         metric_curve = self.curves.validation.get(score.metric, []) if score is not None else []
-        facts = Facts(
+        found = RunDiagnostics(
             self.run,
             self.recipe,
             self.model.config,
@@ -166,18 +166,18 @@ class Reporter:
             test_leakage,
             counted,
             curve,
-            same_output=same_output(judgement),
+            most_common_output_fraction=most_common_output_fraction(judgement),
             metric_curve=metric_curve,
             full_epochs=self.curves.full_epochs,
             late_metric_gain=late_metric_gain(metric_curve, self.curves.lr),
             is_finished=self.is_finished,
         )
-        facts.lr_check = self.check_lr(prepared, facts)
+        found.lr_check = self.check_lr(prepared, found)
         return RunReport(
             self.run,
             self.task,
             data.name,
-            tuple(give_advice(facts)),
+            tuple(give_advice(found)),
             score,
             self.fit,
             self.curves,
@@ -187,7 +187,7 @@ class Reporter:
             test_leakage,
             counted,
             curve,
-            facts.lr_check,
+            found.lr_check,
             self.model_notes,
             tuple(self.notes),
             time.monotonic() - self.began,
@@ -338,9 +338,9 @@ class Reporter:
         curve = language_curve(score.metric, self.recipe, self.run, excerpts, evaluated, minutes)
         return curve, explain_no_curve(len(excerpts), "excerpt")
 
-    def check_lr(self, prepared: PreparedRun | None, facts: Facts) -> Finding | None:
+    def check_lr(self, prepared: PreparedRun | None, found: RunDiagnostics) -> Finding | None:
         """The learning-rate test of `qkv doctor`, if the run has learned little."""
-        if prepared is None or not (facts.has_not_learned or is_language_model_at_baseline(facts.score)):
+        if prepared is None or not (found.has_not_learned or is_language_model_at_baseline(found.score)):
             return None
         self.stage("testing learning rates")
         network = apply_adapters(prepared.build_network(), self.recipe, prepared.config)
@@ -351,7 +351,7 @@ class Reporter:
             return check_lr(Subject(network, tokenizer, batch, recipe.objective, recipe.train, is_new=True))
 
 
-def same_output(judgement: Judgement | None) -> float:
+def most_common_output_fraction(judgement: Judgement | None) -> float:
     """The fraction of predictions that are equal; 0 if that is what is expected."""
     if judgement is None or not judgement.predicted:
         return 0.0

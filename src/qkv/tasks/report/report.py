@@ -9,10 +9,10 @@ from qkv.files import describe_os_error, replace_nonfinite, write_atomically
 from qkv.inside.doctor import Finding
 from qkv.page import build_report_page
 from qkv.tasks.report.advice import MAX_ADVICE
+from qkv.tasks.report.curve_verdict import CurveVerdict
 from qkv.tasks.report.data import DataReport
+from qkv.tasks.report.diagnostics import Advice
 from qkv.tasks.report.errors import ErrorReport
-from qkv.tasks.report.facts import Advice
-from qkv.tasks.report.fit import Fit
 from qkv.tasks.report.leakage import LeakageReport
 from qkv.tasks.report.learning_curve import LearningCurve
 from qkv.tasks.report.score import ScoreReport
@@ -28,7 +28,7 @@ class RunReport:
     data_name: str
     advice: tuple[Advice, ...]
     score: ScoreReport | None
-    fit: Fit
+    fit: CurveVerdict
     curves: RunCurves
     errors: ErrorReport | None = None
     leakage: LeakageReport | None = None

@@ -5,7 +5,7 @@ import shlex
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.tasks.baseline import BASELINE_NAME
 from qkv.tasks.metrics.notation import name_metric
-from qkv.tasks.report.facts import Advice, Facts, count_nouns, list_files
+from qkv.tasks.report.diagnostics import Advice, RunDiagnostics, count_nouns, list_files
 from qkv.tasks.report.leakage import LeakageReport
 from qkv.tasks.report.learning_curve import LearningCurve
 from qkv.tasks.report.score import format_score, to_points
@@ -24,24 +24,24 @@ WIDE_INTERVAL = 5.0  # points on either side
 MAX_VALID_FRACTION = 0.2
 
 
-def advise_leakage(facts: Facts) -> Advice | None:
+def advise_leakage(run: RunDiagnostics) -> Advice | None:
     """Evaluation records that occur in the training data make the score too high."""
-    found = facts.leakage
+    found = run.leakage
     if found is None or len(found.leaks) < MIN_LEAKS:
         return None
     without, change = "", 0.0
-    if facts.score is not None and facts.score_without_leaks is not None:
-        metric = facts.score.metric
-        change = to_points(metric, facts.score.model.value - facts.score_without_leaks)
+    if run.score is not None and run.score_without_leaks is not None:
+        metric = run.score.metric
+        change = to_points(metric, run.score.model.value - run.score_without_leaks)
         without = (
-            f" Without them, {name_metric(metric)} is {format_score(metric, facts.score_without_leaks)} instead of "
-            f"{format_score(metric, facts.score.model.value)}."
+            f" Without them, {name_metric(metric)} is {format_score(metric, run.score_without_leaks)} instead of "
+            f"{format_score(metric, run.score.model.value)}."
         )
     if found.fraction < LEAK_FRACTION and abs(change) < LEAK_POINTS:
         return None
     reason = describe_leaks(found, "evaluation") + without
-    if facts.recipe.data.valid and 2 * found.num_exact >= len(found.leaks):
-        return facts.advise(
+    if run.recipe.data.valid and 2 * found.num_exact >= len(found.leaks):
+        return run.advise(
             "leakage",
             "Keep the evaluation records out of the training data: hold out a fraction of it, split by content",
             reason,
@@ -55,20 +55,20 @@ def advise_leakage(facts: Facts) -> Advice | None:
         "leakage",
         f"Remove the leaked {found.unit}s from the training data or from the evaluation data",
         reason,
-        command=f"qkv report {shlex.quote(facts.run)} --json",
+        command=f"qkv report {shlex.quote(run.folder)} --json",
     )
 
 
-def advise_test_leakage(facts: Facts) -> Advice | None:
+def advise_test_leakage(run: RunDiagnostics) -> Advice | None:
     """Test records that occur in the training data will make the final score too high."""
-    found = facts.test_leakage
+    found = run.test_leakage
     if found is None or len(found.leaks) < MIN_LEAKS or found.fraction < LEAK_FRACTION:
         return None
     return Advice(
         "test_leakage",
         f"Remove the leaked {found.unit}s from the training data or from the test data",
         describe_leaks(found, "test"),
-        command=f"qkv report {shlex.quote(facts.run)} --json",
+        command=f"qkv report {shlex.quote(run.folder)} --json",
     )
 
 
@@ -81,14 +81,14 @@ def describe_leaks(found: LeakageReport, part: str) -> str:
     return f"{len(found.leaks):,} of {total} ({percent}) also occur in the training data, {listed}."
 
 
-def advise_labels(facts: Facts) -> Advice | None:
+def advise_labels(run: RunDiagnostics) -> Advice | None:
     """Labels that two different models contradict are probably wrong; so are different labels of equal texts."""
-    conflicts = facts.leakage.conflicts if facts.leakage is not None else []
-    records = facts.leakage.num_training if facts.leakage is not None else 0
+    conflicts = run.leakage.conflicts if run.leakage is not None else []
+    records = run.leakage.num_training if run.leakage is not None else 0
     reasons = []
-    if facts.errors is not None and facts.errors.has_suspect_labels:
+    if run.errors is not None and run.errors.has_suspect_labels:
         reasons.append(
-            f"{facts.errors.num_suspects:,} of the {facts.errors.num_sure:,} records with the highest confidence have "
+            f"{run.errors.num_suspects:,} of the {run.errors.num_sure:,} records with the highest confidence have "
             "another label than the one that both the model and the baseline predict."
         )
     if len(conflicts) >= MIN_CONFLICTS and len(conflicts) >= CONFLICT_FRACTION * records:
@@ -99,13 +99,13 @@ def advise_labels(facts: Facts) -> Advice | None:
         "labels",
         "Check the labels of suspect records, and correct the files",
         " ".join(reasons),
-        command=f"qkv report {shlex.quote(facts.run)} --json",
+        command=f"qkv report {shlex.quote(run.folder)} --json",
     )
 
 
-def advise_unusable(facts: Facts) -> Advice | None:
+def advise_unusable(run: RunDiagnostics) -> Advice | None:
     """Records that cannot be read are lost."""
-    data = facts.data
+    data = run.data
     if data is None or data.unusable_fraction < UNUSABLE_FRACTION:
         return None
     count = data.invalid + data.empty
@@ -114,13 +114,13 @@ def advise_unusable(facts: Facts) -> Advice | None:
         "Correct the records that could not be used",
         f"{count:,} of {data.records + data.invalid:,} training records ({100 * data.unusable_fraction:.1f} %) are "
         "invalid or empty.",
-        command=" ".join(map(shlex.quote, ["qkv", "data", *list_files(facts.recipe.data.train)])),
+        command=" ".join(map(shlex.quote, ["qkv", "data", *list_files(run.recipe.data.train)])),
     )
 
 
-def advise_truncation(facts: Facts) -> Advice | None:
+def advise_truncation(run: RunDiagnostics) -> Advice | None:
     """What is cut off cannot be learned."""
-    data = facts.data
+    data = run.data
     if data is None or data.cut_fraction < CUT_FRACTION or data.suggested_length <= data.max_length:
         return None
     counts = [
@@ -130,20 +130,20 @@ def advise_truncation(facts: Facts) -> Advice | None:
         f"{100 * data.cut_fraction:.0f} % of the training records are longer than {data.max_length:,} tokens "
         f"({', '.join(counts)}); {data.suggested_length:,} tokens hold 99 % of them."
     )
-    limit = facts.config.stack.max_positions if facts.config.stack.has_max_positions else 0
-    if not facts.is_trained_from_scratch and limit and data.suggested_length > limit:
+    limit = run.config.stack.max_positions if run.config.stack.has_max_positions else 0
+    if not run.is_trained_from_scratch and limit and data.suggested_length > limit:
         if limit <= data.max_length:
             return Advice("truncation", "Split long texts: this model cannot read more", reason)
         data_length = limit
     else:
         data_length = data.suggested_length
     key = "data.max_source_length" if data.is_source else "data.max_length"
-    return facts.advise("truncation", "Let the model read whole texts", reason, f"{key}={data_length}")
+    return run.advise("truncation", "Let the model read whole texts", reason, f"{key}={data_length}")
 
 
-def advise_imbalance(facts: Facts) -> Advice | None:
+def advise_imbalance(run: RunDiagnostics) -> Advice | None:
     """Rare classes that the model hardly finds."""
-    score = facts.score
+    score = run.score
     if score is None or not score.confusion or len(score.classes) < 2:
         return None
     total = sum(one["expected"] for one in score.classes.values())
@@ -165,30 +165,30 @@ def advise_imbalance(facts: Facts) -> Advice | None:
     if score.metric != "accuracy":  # entities have no macro F1
         return Advice("imbalance", title, reason)
     title += "; keep the checkpoint with the best macro F1"
-    return facts.advise("imbalance", title, reason, "train.metric=macro_f1", "train.final=best")
+    return run.advise("imbalance", title, reason, "train.metric=macro_f1", "train.final=best")
 
 
-def advise_more_data(facts: Facts) -> Advice | None:
+def advise_more_data(run: RunDiagnostics) -> Advice | None:
     """The learning curve still rises."""
-    curve = facts.curve
-    if curve is None or facts.is_nearly_perfect:
+    curve = run.curve
+    if curve is None or run.is_nearly_perfect:
         return None
     least = MIN_GAIN_NATS if curve.metric == "loss" else MIN_GAIN_POINTS
     if to_points(curve.metric, curve.gain.value) < least or curve.gain.expected[0] <= 0:
         return None
     reason = f"With twice the data, expect about {describe_gain(curve)}, by the learning curve of {curve.model}."
     is_baseline = curve.model == BASELINE_NAME
-    command = f"qkv report {shlex.quote(facts.run)} --curve-minutes 15" if is_baseline else ""
-    reads_documents = OBJECTIVES[facts.recipe.objective.kind].reads_documents
+    command = f"qkv report {shlex.quote(run.folder)} --curve-minutes 15" if is_baseline else ""
+    reads_documents = OBJECTIVES[run.recipe.objective.kind].reads_documents
     title = ("Add more text" if reads_documents else "Label more data") + (
         "; first measure the curve of this recipe" if is_baseline else ""
     )
     return Advice("more_data", title, reason, command=command)
 
 
-def advise_evaluation(facts: Facts) -> Advice | None:
+def advise_evaluation(run: RunDiagnostics) -> Advice | None:
     """A score of few records says little."""
-    score = facts.score
+    score = run.score
     if score is None or score.model.interval is None or score.metric == "loss":
         return None
     low, high = score.model.interval
@@ -196,11 +196,11 @@ def advise_evaluation(facts: Facts) -> Advice | None:
     if width < WIDE_INTERVAL or score.num_records < score.num_usable:
         return None
     reason = f"With {count_nouns(score.num_records, 'record')}, the 95 % interval of the score is ±{width:.0f} points."
-    fraction = facts.recipe.data.valid_fraction
-    if facts.recipe.data.valid or not fraction or fraction >= MAX_VALID_FRACTION:
+    fraction = run.recipe.data.valid_fraction
+    if run.recipe.data.valid or not fraction or fraction >= MAX_VALID_FRACTION:
         return Advice("few_records", "Evaluate on more records", reason)
     larger = min(2 * fraction, MAX_VALID_FRACTION)
-    return facts.advise("few_records", "Evaluate on more records", reason, f"data.valid_fraction={larger:g}")
+    return run.advise("few_records", "Evaluate on more records", reason, f"data.valid_fraction={larger:g}")
 
 
 def describe_gain(curve: LearningCurve) -> str:

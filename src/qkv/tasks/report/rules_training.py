@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from qkv.inside.doctor import Finding
 from qkv.tasks.metrics.notation import name_metric
-from qkv.tasks.report.facts import (
+from qkv.tasks.report.diagnostics import (
     MIN_METRIC_GAIN,
     MIN_STEPS,
     Advice,
-    Facts,
+    RunDiagnostics,
     capitalise,
     count_nouns,
     is_language_model_at_baseline,
@@ -34,100 +34,100 @@ INIT_TASKS = {
 """The tasks of `qkv init` by objective, for which a pretrained encoder helps."""
 
 
-def advise_resuming(facts: Facts) -> Advice | None:
+def advise_resuming(run: RunDiagnostics) -> Advice | None:
     """A run that has not finished needs the rest of its budget, unless it has diverged."""
-    if facts.is_finished or facts.fit.verdict == "diverged":
+    if run.is_finished or run.fit.verdict == "diverged":
         return None
-    budget = ", ".join(f"{key}={value:g}" for key, value in facts.budget.items())
-    reason = f"The run has not finished: its log ends at step {facts.fit.steps:,}, and its budget is {budget}."
-    return Advice("unfinished", "Resume the run", reason, command=resume_command(facts.run))
+    budget = ", ".join(f"{key}={value:g}" for key, value in run.budget.items())
+    reason = f"The run has not finished: its log ends at step {run.fit.steps:,}, and its budget is {budget}."
+    return Advice("unfinished", "Resume the run", reason, command=resume_command(run.folder))
 
 
-def advise_lr(facts: Facts) -> Advice | None:
+def advise_lr(run: RunDiagnostics) -> Advice | None:
     """A learning rate that is too high lets the loss rise; one that is too low leaves it where it is."""
-    lr = facts.recipe.train.lr
-    check = facts.lr_check
-    if not facts.has_not_learned:
+    lr = run.recipe.train.lr
+    check = run.lr_check
+    if not run.has_not_learned:
         return None
-    reason = f"{capitalise(facts.fit.summary)}." if facts.fit.verdict == "diverged" or facts.has_stalled else ""
-    if facts.same_output:
-        reason += f" {describe_same_output(facts)}"
+    reason = f"{capitalise(run.fit.summary)}." if run.fit.verdict == "diverged" or run.has_stalled else ""
+    if run.most_common_output_fraction:
+        reason += f" {describe_same_output(run)}"
     best = better_lr(check)
-    if facts.fit.verdict == "diverged" and (best is None or best > lr):
-        return facts.advise("lr_too_high", "Lower the learning rate", reason, f"train.lr={lr / 10:.3g}")
-    if check is None and is_too_short(facts):
+    if run.fit.verdict == "diverged" and (best is None or best > lr):
+        return run.advise("lr_too_high", "Lower the learning rate", reason, f"train.lr={lr / 10:.3g}")
+    if check is None and is_too_short(run):
         return None
     if check is None:  # a quick report, which does not test learning rates
         title = "Find out why the model has not learned: the report tests other learning rates"
-        return Advice("not_learned", title, reason.strip(), command=shlex.join(["qkv", "report", facts.run]))
-    return advise_tested_lr(facts, reason)
+        return Advice("not_learned", title, reason.strip(), command=shlex.join(["qkv", "report", run.folder]))
+    return advise_tested_lr(run, reason)
 
 
-def advise_tested_lr(facts: Facts, reason: str) -> Advice | None:
+def advise_tested_lr(run: RunDiagnostics, reason: str) -> Advice | None:
     """The learning rate that learned fastest in the test of `qkv doctor`, if it is another one."""
-    lr, best = facts.recipe.train.lr, better_lr(facts.lr_check)
+    lr, best = run.recipe.train.lr, better_lr(run.lr_check)
     if best is None or best == lr:
         return None
     tried = f" In a short test with new weights, {best:.3g} learned faster than {lr:.3g}."
     if best < lr:
-        return facts.advise("lr_too_high", "Lower the learning rate", reason + tried, f"train.lr={best:.3g}")
-    return facts.advise("lr_too_low", "Raise the learning rate", reason + tried, f"train.lr={best:.3g}")
+        return run.advise("lr_too_high", "Lower the learning rate", reason + tried, f"train.lr={best:.3g}")
+    return run.advise("lr_too_low", "Raise the learning rate", reason + tried, f"train.lr={best:.3g}")
 
 
-def advise_overfitting(facts: Facts) -> Advice | None:
+def advise_overfitting(run: RunDiagnostics) -> Advice | None:
     """Keep the best weights, and regularise."""
-    if facts.fit.verdict != "overfitted" or facts.is_nearly_perfect:
+    if run.fit.verdict != "overfitted" or run.is_nearly_perfect:
         return None
-    metric = dict(facts.metric_curve)
-    if metric and facts.score is not None and facts.score.metric != "loss":
-        last = facts.metric_curve[-1][1]
-        if last >= max(metric.values()) and facts.training_gap < GAP_POINTS:
+    metric = dict(run.metric_curve)
+    if metric and run.score is not None and run.score.metric != "loss":
+        last = run.metric_curve[-1][1]
+        if last >= max(metric.values()) and run.training_gap < GAP_POINTS:
             return None  # the loss rose because the model became too sure, but it is still getting better
     gap = ""
-    if facts.training_gap >= GAP_POINTS and facts.score is not None:
-        gap = f" The score is {facts.training_gap:.0f} points better on the training data."
-    reason = f"{capitalise(facts.fit.summary)}.{gap}"
-    stack, changes = facts.config.stack, {}
-    if facts.recipe.train.final != "best":
+    if run.training_gap >= GAP_POINTS and run.score is not None:
+        gap = f" The score is {run.training_gap:.0f} points better on the training data."
+    reason = f"{capitalise(run.fit.summary)}.{gap}"
+    stack, changes = run.config.stack, {}
+    if run.recipe.train.final != "best":
         changes["keep the best checkpoint"] = ["train.final=best"]
     if stack.dropout < MAX_DROPOUT:
         changes["use more dropout"] = [f"model.dropout={min(stack.dropout + DROPOUT_STEP, MAX_DROPOUT):.2g}"]
-    elif facts.is_trained_from_scratch and stack.layers > 1:
+    elif run.is_trained_from_scratch and stack.layers > 1:
         changes["use a smaller model"] = [f"model.layers={stack.layers // 2}"]
     if not changes:
         return Advice("overfitting", "Add training data: the recipe already limits overfitting", reason)
     overrides = [one for several in changes.values() for one in several]
-    if not facts.recipe.train.patience:
+    if not run.recipe.train.patience:
         overrides.append("train.patience=3")
-    return facts.advise("overfitting", capitalise(", and ".join(changes)), reason, *overrides)
+    return run.advise("overfitting", capitalise(", and ".join(changes)), reason, *overrides)
 
 
-def advise_underfitting(facts: Facts) -> Advice | None:
+def advise_underfitting(run: RunDiagnostics) -> Advice | None:
     """A run that was still improving, or is not better than a baseline, is too short, or the model is too small."""
-    is_tested, best_lr = facts.lr_check is not None, better_lr(facts.lr_check)
-    has_passed = best_lr in (None, facts.recipe.train.lr) if is_tested else is_too_short(facts)
-    is_slow = facts.has_not_learned and facts.fit.verdict != "diverged" and has_passed
-    is_other = (facts.has_not_learned and not is_slow) or advise_overfitting(facts) is not None
-    if facts.is_nearly_perfect or is_other or not facts.is_finished:
+    is_tested, best_lr = run.lr_check is not None, better_lr(run.lr_check)
+    has_passed = best_lr in (None, run.recipe.train.lr) if is_tested else is_too_short(run)
+    is_slow = run.has_not_learned and run.fit.verdict != "diverged" and has_passed
+    is_other = (run.has_not_learned and not is_slow) or advise_overfitting(run) is not None
+    if run.is_nearly_perfect or is_other or not run.is_finished:
         return None
-    if facts.fit.verdict == "improving" or facts.has_stalled:
-        return advise_longer(facts, f"{capitalise(facts.fit.summary)}.")
+    if run.fit.verdict == "improving" or run.has_stalled:
+        return advise_longer(run, f"{capitalise(run.fit.summary)}.")
     if is_slow:
-        return advise_longer(facts, describe_same_output(facts))
-    if reason := describe_late_gain(facts) or describe_short_run(facts):
-        return advise_longer(facts, reason)
-    score = facts.score
-    if score is None or score.training is None or not facts.is_at_baseline or facts.training_gap >= GAP_POINTS:
+        return advise_longer(run, describe_same_output(run))
+    if reason := describe_late_gain(run) or describe_short_run(run):
+        return advise_longer(run, reason)
+    score = run.score
+    if score is None or score.training is None or not run.is_at_baseline or run.training_gap >= GAP_POINTS:
         return None
     metric, own = score.metric, format_score(score.metric, score.model.value)
     if to_points(metric, score.training.value) >= UNDERFITTED:
         return None
     reached = format_score(metric, score.training.value)
-    is_cut = facts.data is not None and facts.data.truncated + facts.data.skipped > 0
-    has_settled = facts.fit.verdict == "settled" and facts.epochs >= MIN_EPOCHS and not is_cut
-    if facts.is_below_baseline and facts.is_trained_from_scratch and has_settled:
-        stack = facts.config.stack
-        return facts.advise(
+    is_cut = run.data is not None and run.data.truncated + run.data.skipped > 0
+    has_settled = run.fit.verdict == "settled" and run.epochs >= MIN_EPOCHS and not is_cut
+    if run.is_below_baseline and run.is_trained_from_scratch and has_settled:
+        stack = run.config.stack
+        return run.advise(
             "too_small",
             "Use a larger model",
             f"The loss settled, but the model reaches only {reached} even on its training data, "
@@ -138,97 +138,97 @@ def advise_underfitting(facts: Facts) -> Advice | None:
     assert score.best_baseline is not None
     best = f"the baseline ({score.best_baseline.name}) reaches {format_score(metric, score.best_baseline.value)}"
     name = capitalise(name_metric(metric))
-    return advise_longer(facts, f"{name} is {own}, about the same on the training data ({reached}), and {best}.")
+    return advise_longer(run, f"{name} is {own}, about the same on the training data ({reached}), and {best}.")
 
 
-def describe_late_gain(facts: Facts) -> str:
+def describe_late_gain(run: RunDiagnostics) -> str:
     """A sentence if the metric still rose clearly at the end, and the model does not memorise its training data."""
-    if facts.score is None or facts.training_gap >= GAP_POINTS:
+    if run.score is None or run.training_gap >= GAP_POINTS:
         return ""
-    metric, model = facts.score.metric, facts.score.model
+    metric, model = run.score.metric, run.score.model
     low, high = model.interval or (model.value, model.value)
-    gain = to_points(metric, facts.late_metric_gain)
+    gain = to_points(metric, run.late_metric_gain)
     if gain < max(MIN_METRIC_GAIN, to_points(metric, high - low) / 2):
         return ""
     return f"{capitalise(name_metric(metric))} still rose by {gain:.0f} points in the last quarter of the training."
 
 
-def describe_short_run(facts: Facts) -> str:
+def describe_short_run(run: RunDiagnostics) -> str:
     """A sentence if the run was too short, although its loss did not fall at its end: the schedule ends flat."""
-    if is_language_model_at_baseline(facts.score):
+    if is_language_model_at_baseline(run.score):
         return ""  # `advise_baseline` considers the learning rate, too
-    if facts.fit.steps < MIN_STEPS and (facts.is_first_epoch or facts.training_gap < GAP_POINTS):
-        return f"The run took only {count_nouns(facts.fit.steps, 'step')}."
-    if facts.is_first_epoch:
-        return f"{capitalise(facts.fit.summary)}."
-    if facts.is_near_unigram and (facts.full_epochs or 0) < ENOUGH_EPOCHS:
-        return f"{describe_baseline(facts)} The model has learned little more than the frequencies of tokens."
+    if run.fit.steps < MIN_STEPS and (run.is_first_epoch or run.training_gap < GAP_POINTS):
+        return f"The run took only {count_nouns(run.fit.steps, 'step')}."
+    if run.is_first_epoch:
+        return f"{capitalise(run.fit.summary)}."
+    if run.is_near_unigram and (run.full_epochs or 0) < ENOUGH_EPOCHS:
+        return f"{describe_baseline(run)} The model has learned little more than the frequencies of tokens."
     return ""
 
 
-def is_too_short(facts: Facts) -> bool:
+def is_too_short(run: RunDiagnostics) -> bool:
     """Whether the run ended while it was improving, or had read only some of its training data in a few steps."""
-    return facts.fit.verdict == "improving" or (facts.fit.verdict == "unknown" and facts.is_first_epoch)
+    return run.fit.verdict == "improving" or (run.fit.verdict == "unknown" and run.is_first_epoch)
 
 
-def advise_longer(facts: Facts, reason: str) -> Advice:
+def advise_longer(run: RunDiagnostics, reason: str) -> Advice:
     """Twice the budget, or more if the run has read few of its records."""
-    if facts.epochs < 1:
-        reason += f" The run has read about {min(99, math.ceil(100 * facts.epochs))} % of its training data."
-    elif facts.is_first_epoch:
+    if run.epochs < 1:
+        reason += f" The run has read about {min(99, math.ceil(100 * run.epochs))} % of its training data."
+    elif run.is_first_epoch:
         reason += " The run ended before it had read its training data once."
-    return facts.advise("underfitting", "Train longer", reason, *facts.budget_overrides)
+    return run.advise("underfitting", "Train longer", reason, *run.budget_overrides)
 
 
-def describe_same_output(facts: Facts) -> str:
+def describe_same_output(run: RunDiagnostics) -> str:
     """A sentence on a model whose predictions are equal."""
-    return f"The model predicts the same for {100 * facts.same_output:.0f} % of the records."
+    return f"The model predicts the same for {100 * run.most_common_output_fraction:.0f} % of the records."
 
 
-def advise_pretrained(facts: Facts) -> Advice | None:
+def advise_pretrained(run: RunDiagnostics) -> Advice | None:
     """A new encoder that a simple baseline beats, or that memorises its training data, needs better weights."""
-    can_start = facts.is_trained_from_scratch and facts.recipe.objective.kind in INIT_TASKS
-    if not can_start or not facts.is_finished or facts.has_not_learned or facts.is_nearly_perfect:
+    can_start = run.is_trained_from_scratch and run.recipe.objective.kind in INIT_TASKS
+    if not can_start or not run.is_finished or run.has_not_learned or run.is_nearly_perfect:
         return None
-    reason = compare_with_baseline(facts)
-    has_memorised = facts.training_gap >= GAP_POINTS and not facts.is_first_epoch
-    if not reason and has_memorised and facts.fit.verdict in ("settled", "overfitted"):
+    reason = compare_with_baseline(run)
+    has_memorised = run.training_gap >= GAP_POINTS and not run.is_first_epoch
+    if not reason and has_memorised and run.fit.verdict in ("settled", "overfitted"):
         reason = (
-            f"The score is {facts.training_gap:.0f} points better on the training data: there is too little of it to "
+            f"The score is {run.training_gap:.0f} points better on the training data: there is too little of it to "
             "train a new model."
         )
     title = "Fine-tune a pretrained model instead of training a new one"
-    return Advice("pretrained", title, reason, command=init_command(facts, PRETRAINED)) if reason else None
+    return Advice("pretrained", title, reason, command=init_command(run, PRETRAINED)) if reason else None
 
 
-def advise_baseline(facts: Facts) -> Advice | None:
+def advise_baseline(run: RunDiagnostics) -> Advice | None:
     """A model that a simple baseline beats has learned too little. A language model must be better than token counts.
 
     Language models are not evaluated on their training data, so `advise_underfitting` cannot judge their score.
     """
-    reason, verdict = compare_with_baseline(facts), "worse than"
-    if not reason and is_language_model_at_baseline(facts.score) and advise_overfitting(facts) is None:
-        reason, verdict = describe_baseline(facts), "not better than"
-    is_other = facts.has_not_learned or any(rule(facts) for rule in (advise_underfitting, advise_pretrained))
-    if not reason or is_other or not facts.is_finished:
+    reason, verdict = compare_with_baseline(run), "worse than"
+    if not reason and is_language_model_at_baseline(run.score) and advise_overfitting(run) is None:
+        reason, verdict = describe_baseline(run), "not better than"
+    is_other = run.has_not_learned or any(rule(run) for rule in (advise_underfitting, advise_pretrained))
+    if not reason or is_other or not run.is_finished:
         return None  # other advice says what to do
-    if (advice := advise_tested_lr(facts, reason)) is not None:
+    if (advice := advise_tested_lr(run, reason)) is not None:
         return replace(advice, title=f"{advice.title}: the model is {verdict} a simple baseline")
     title = f"Train longer: the model is {verdict} a simple baseline"
-    return facts.advise("baseline", title, reason, *facts.budget_overrides)
+    return run.advise("baseline", title, reason, *run.budget_overrides)
 
 
-def compare_with_baseline(facts: Facts) -> str:
+def compare_with_baseline(run: RunDiagnostics) -> str:
     """A sentence if a baseline is clearly better than the model, else nothing."""
-    return describe_baseline(facts) if facts.is_below_baseline else ""
+    return describe_baseline(run) if run.is_below_baseline else ""
 
 
-def describe_baseline(facts: Facts) -> str:
+def describe_baseline(run: RunDiagnostics) -> str:
     """A sentence with the scores of the best baseline and of the model."""
-    assert facts.score is not None
-    assert facts.score.best_baseline is not None
-    best, metric = facts.score.best_baseline, facts.score.metric
-    own = format_score(metric, facts.score.model.value)
+    assert run.score is not None
+    assert run.score.best_baseline is not None
+    best, metric = run.score.best_baseline, run.score.metric
+    own = format_score(metric, run.score.model.value)
     return f"The baseline ({best.name}) reaches {format_score(metric, best.value)}, the model {own}."
 
 
@@ -240,16 +240,16 @@ def better_lr(check: Finding | None) -> float | None:
     return min(losses, key=lambda lr: losses[lr], default=None)
 
 
-def init_command(facts: Facts, checkpoint: str) -> str:
+def init_command(run: RunDiagnostics, checkpoint: str) -> str:
     """The commands that write a recipe for the data of the run, to fine-tune a checkpoint, and train it."""
-    data, recipe = facts.recipe.data, f"{facts.new_run}.toml"
+    data, recipe = run.recipe.data, f"{run.new_run}.toml"
     if not data.train:  # a mixture, which `qkv init` does not write
         return ""
-    words = ["qkv", "init", INIT_TASKS[facts.recipe.objective.kind], *list_files(data.train)]
+    words = ["qkv", "init", INIT_TASKS[run.recipe.objective.kind], *list_files(data.train)]
     for option, files in (("--valid", data.valid), ("--test", data.test)):
         words += [word for file in list_files(files) for word in (option, file)]
     words += [word for field, column in data.columns.items() for word in ("--columns", f"{field}={column}")]
     words += ["--format", data.format] if data.format else []
     words += ["--records-key", data.records_key] if data.records_key else []
     words += ["--from", checkpoint, "--out", recipe]
-    return f"{shlex.join(words)} && {shlex.join(['qkv', 'train', recipe, f'run={facts.new_run}'])}"
+    return f"{shlex.join(words)} && {shlex.join(['qkv', 'train', recipe, f'run={run.new_run}'])}"

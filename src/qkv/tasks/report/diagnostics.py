@@ -1,4 +1,4 @@
-"""The facts of a report that advice depends on, and the class of advice itself."""
+"""What a report has found out about a run, on which advice depends; and the class of advice itself."""
 
 import math
 import shlex
@@ -8,9 +8,9 @@ from typing import Any
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.inside.doctor import Finding
 from qkv.models import Config
+from qkv.tasks.report.curve_verdict import CurveVerdict
 from qkv.tasks.report.data import DataReport
 from qkv.tasks.report.errors import ErrorReport
-from qkv.tasks.report.fit import Fit
 from qkv.tasks.report.leakage import LeakageReport
 from qkv.tasks.report.learning_curve import LearningCurve
 from qkv.tasks.report.score import ScoreReport, to_points
@@ -38,23 +38,23 @@ class Advice:
     command: str = ""  # to run as it is
 
     @property
-    def trains(self) -> bool:
+    def starts_run(self) -> bool:
         """Whether the command trains a new run."""
         return "qkv train " in self.command and "run=" in self.command
 
     def to_dict(self) -> dict[str, Any]:
         """The advice for JSON."""
-        return asdict(self) | {"trains": self.trains}
+        return asdict(self) | {"starts_run": self.starts_run}
 
 
 @dataclass
-class Facts:
-    """What the rules read. Parts that were not examined are None."""
+class RunDiagnostics:
+    """What the rules of advice read. Parts that were not examined are None."""
 
-    run: str
+    folder: str
     recipe: Recipe
     config: Config
-    fit: Fit
+    fit: CurveVerdict
     score: ScoreReport | None = None
     errors: ErrorReport | None = None
     leakage: LeakageReport | None = None
@@ -63,19 +63,19 @@ class Facts:
     data: DataReport | None = None
     curve: LearningCurve | None = None
     lr_check: Finding | None = None
-    same_output: float = 0.0  # the fraction of equal predictions, if the expected outputs differ
+    most_common_output_fraction: float = 0.0  # the fraction of equal predictions, if the expected outputs differ
     metric_curve: list[tuple[float, float]] = field(default_factory=list)  # the main metric in the run
     full_epochs: int | None = None  # how often the run has read all of its training data, if the log says so
     late_metric_gain: float = 0.0  # of the main metric in the last quarter of the training, if it ended at its best
     is_finished: bool = True  # whether the run has spent its budget, or ended early by itself
-    new_run: str = ""  # a free name for the next run; by default that of this run with -2
+    new_run: str = ""  # a free name for the next run; by default the name of this run with -2
 
     def __post_init__(self) -> None:
-        self.new_run = self.new_run or f"{self.run}-2"
+        self.new_run = self.new_run or f"{self.folder}-2"
 
     def command(self, *overrides: str) -> str:
         """The command that trains a new run with these changes."""
-        words = ["qkv", "train", f"{self.run}/recipe.toml", f"run={self.new_run}", *overrides]
+        words = ["qkv", "train", f"{self.folder}/recipe.toml", f"run={self.new_run}", *overrides]
         return " ".join(map(shlex.quote, words))
 
     def advise(self, name: str, title: str, reason: str, *overrides: str) -> Advice:
@@ -177,7 +177,7 @@ class Facts:
     @property
     def has_not_learned(self) -> bool:
         """Whether the run diverged or stalled, or the model predicts the same for all records."""
-        return self.fit.verdict == "diverged" or self.has_stalled or self.same_output >= SAME_OUTPUT
+        return self.fit.verdict == "diverged" or self.has_stalled or self.most_common_output_fraction >= SAME_OUTPUT
 
 
 def is_language_model_at_baseline(score: ScoreReport | None) -> bool:

@@ -7,7 +7,7 @@ import pytest
 
 from qkv.data import FileLocation, Record
 from qkv.tasks.metrics.score import Score, mean_score
-from qkv.tasks.report.fit import Verdict, judge_fit, late_metric_gain
+from qkv.tasks.report.curve_verdict import Verdict, diagnose_curves, late_metric_gain
 from qkv.tasks.report.learning_curve import Gain, extrapolate, learn_fractions
 from qkv.train.run.curves import RunCurves
 
@@ -45,13 +45,13 @@ SETTLED = [1.0, 0.6, 0.52, 0.51, 0.505, 0.5, 0.5, 0.5, 0.5, 0.5]
     ],
 )
 def test_planted_curves(verdict: Verdict, training: list[float], valid: list[float]) -> None:
-    assert judge_fit(make_curves(training, valid)).verdict == verdict
+    assert diagnose_curves(make_curves(training, valid)).verdict == verdict
 
 
 @pytest.mark.parametrize("losses", [[7.4], [7.4, math.nan], [7.4, 7.2, 7.1]])
 def test_every_verdict_knows_the_number_of_steps(losses: list[float]) -> None:
     training = [(8.0 * (i + 1), loss) for i, loss in enumerate(losses)]
-    assert judge_fit(RunCurves("run", training)).steps == 8 * len(losses)
+    assert diagnose_curves(RunCurves("run", training)).steps == 8 * len(losses)
 
 
 def test_one_bad_batch_at_the_end_of_a_short_run_is_no_divergence() -> None:
@@ -59,7 +59,7 @@ def test_one_bad_batch_at_the_end_of_a_short_run_is_no_divergence() -> None:
 
     def verdict(*valid: float) -> str:
         loss = {"loss": list(zip((27, 45, 52), valid, strict=False))}
-        return judge_fit(RunCurves("run", training, [(step, 1e-3) for step, _ in training], loss)).verdict
+        return diagnose_curves(RunCurves("run", training, [(step, 1e-3) for step, _ in training], loss)).verdict
 
     assert verdict(0.411, 0.427, 0.413) == "settled"
     assert verdict(0.411, 0.6, 0.7) == "diverged"
@@ -72,32 +72,32 @@ def test_a_validation_loss_that_fell_shows_that_a_run_has_not_stalled() -> None:
     training = [(8.0 * (i + 1), loss) for i, loss in enumerate((0.0258, 0.0255, 0.0266, 0.0247, 0.0224, 0.021, 0.0315))]
     valid = [(9.0, 0.0213), (24.0, 0.0232), (40.0, 0.0187), (56.0, 0.0187)]
     lr = [(step, 1e-3) for step, _ in training]
-    fit = judge_fit(RunCurves("run", training, lr, {"loss": valid}))
+    fit = diagnose_curves(RunCurves("run", training, lr, {"loss": valid}))
     assert fit.verdict == "settled"
     assert fit.summary.startswith("the training loss rose from 0.0258 to 0.0315, and the validation loss ")
     flat = [(step, 0.0213) for step, _ in valid]
-    assert judge_fit(RunCurves("run", training, lr, {"loss": flat})).verdict == "stalled"
+    assert diagnose_curves(RunCurves("run", training, lr, {"loss": flat})).verdict == "stalled"
 
 
 def test_a_gain_of_a_small_loss_is_a_gain() -> None:
     """The losses of a tagger: most tokens are easy, so that the mean over all tokens is small."""
     training = [(7.0 * (i + 1), loss) for i, loss in enumerate((0.701, 0.219, 0.176, 0.161, 0.163, 0.144, 0.0926))]
     valid = [(9.0, 0.2185), (17.0, 0.1258), (30.0, 0.0931), (47.0, 0.1006), (49.0, 0.0824)]
-    fit = judge_fit(RunCurves("run", training, [(step, 1e-3) for step, _ in training], {"loss": valid}))
+    fit = diagnose_curves(RunCurves("run", training, [(step, 1e-3) for step, _ in training], {"loss": valid}))
     assert fit.verdict == "improving"
 
 
 def test_a_rise_of_a_tiny_loss_and_a_late_minimum_are_no_overfitting() -> None:
     tiny = [value / 500 for value in [0.9, 0.6, 0.5, 0.52, 0.56, 0.6, 0.65, 0.7, 0.75, 0.8]]
-    assert judge_fit(make_curves(falling(2.0, 0.0005), tiny)).verdict == "settled"
+    assert diagnose_curves(make_curves(falling(2.0, 0.0005), tiny)).verdict == "settled"
     late = [*SETTLED[:8], 0.49, 0.54]
-    assert judge_fit(make_curves(falling(2.0, 0.05), late)).verdict == "settled"
+    assert diagnose_curves(make_curves(falling(2.0, 0.05), late)).verdict == "settled"
 
 
 def test_a_rise_of_the_validation_loss_is_overfitting_whatever_the_training_loss() -> None:
     """The training loss includes label smoothing, so that it is higher."""
     valid = [0.424, 0.037, 0.0037, 0.02, 0.019, 0.026, 0.032, 0.033, 0.032, 0.032]
-    fit = judge_fit(make_curves(falling(0.5, 0.2), valid))
+    fit = diagnose_curves(make_curves(falling(0.5, 0.2), valid))
     assert fit.verdict == "overfitted"
     assert "lowest at step 120 of 400 (0.0037) and rose to 0.032" in fit.summary
 
@@ -118,8 +118,8 @@ def test_a_flat_end_is_judged_by_the_learning_rate() -> None:
     decayed = [1e-3 * (1 - step / 400) ** 2 for step in STEPS]
     valid = [1.8, 1.6, 1.45, 1.35, 1.28, 1.23, 1.2, 1.19, 1.185, 1.184]
     training = falling(2.0, 1.0)
-    assert judge_fit(make_curves(training, valid, decayed)).verdict == "improving"
-    assert judge_fit(make_curves(training, valid)).verdict == "settled"
+    assert diagnose_curves(make_curves(training, valid, decayed)).verdict == "improving"
+    assert diagnose_curves(make_curves(training, valid)).verdict == "settled"
 
 
 def make_records(count: int) -> list[Record]:

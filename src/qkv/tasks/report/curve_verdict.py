@@ -27,7 +27,7 @@ DIVERGED = 0.5  # a diverged run lost more than this fraction of its fall again
 
 
 @dataclass(frozen=True)
-class Fit:
+class CurveVerdict:
     """What the curves of a run show."""
 
     verdict: Verdict
@@ -44,22 +44,22 @@ class Fit:
         return asdict(self)
 
 
-def judge_fit(curves: RunCurves) -> Fit:
+def diagnose_curves(curves: RunCurves) -> CurveVerdict:
     """Judge the curves of a run."""
     losses = curves.training
     finite = [(step, value) for step, value in losses if math.isfinite(value)]
     valid = [(step, value) for step, value in curves.validation.get("loss", []) if math.isfinite(value)]
     steps = int(losses[-1][0]) if losses else 0
     if len(finite) < MIN_EVALUATIONS:
-        return Fit("unknown", "too few steps were logged to judge the training", steps=steps)
+        return CurveVerdict("unknown", "too few steps were logged to judge the training", steps=steps)
     smooth = smooth_losses(finite)
     first, last, lowest = smooth[0], smooth[-1], min(smooth)
     min_change = MIN_CHANGE * first
     best_step, best = min(valid, key=lambda point: point[1]) if valid else (0.0, math.nan)
     last_valid = valid[-1][1] if valid else math.nan
 
-    def fit(verdict: Verdict, summary: str) -> Fit:
-        return Fit(verdict, summary, first, last, best, int(best_step), last_valid, steps)
+    def fit(verdict: Verdict, summary: str) -> CurveVerdict:
+        return CurveVerdict(verdict, summary, first, last, best, int(best_step), last_valid, steps)
 
     has_risen = last - lowest > max(DIVERGED * (first - lowest), MIN_FALL * first)
     is_single_batch = len(smooth) == len(finite)  # too few points to smooth: the validation loss decides
@@ -79,7 +79,7 @@ def judge_fit(curves: RunCurves) -> Fit:
             f"the validation loss was lowest at step {int(best_step):,} of {steps:,} ({best:.3g}) and rose to "
             f"{last_valid:.3g}, while {fall}",
         )
-    before = late_start(valid, curves.lr or finite)
+    before = value_at_last_quarter(valid, curves.lr or finite)
     gain = (before - last_valid) / max(before, 1e-9)
     if gain > LATE_GAIN and gain * last_valid > min_change and not is_early and last > MAX_GAP * last_valid:
         return fit(
@@ -90,7 +90,7 @@ def judge_fit(curves: RunCurves) -> Fit:
     return fit("settled", f"{fall}, and the validation loss settled at {last_valid:.3g}")
 
 
-def late_start(points: Points, lr: Points) -> float:
+def value_at_last_quarter(points: Points, lr: Points) -> float:
     """The value of a curve where the last quarter of the training starts; its last value if there is none before.
 
     Training is measured by the sum of the learning rates, because steps with a low learning rate change little: with a
@@ -112,7 +112,7 @@ def late_metric_gain(points: Points, lr: Points) -> float:
     values = [value for _, value in points]
     if len(values) < MIN_EVALUATIONS or not lr or values[-1] < max(values):
         return 0.0
-    return values[-1] - late_start(points, lr)
+    return values[-1] - value_at_last_quarter(points, lr)
 
 
 def smooth_losses(points: Sequence[tuple[float, float]]) -> list[float]:
