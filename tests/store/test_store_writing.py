@@ -1,5 +1,6 @@
 """Saving is all or nothing: if it is refused or fails, an old model in the folder stays intact."""
 
+import copy
 import errno
 import json
 import os
@@ -12,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 
 import qkv
+from qkv.blocks.feedforward import FeedForward
 from qkv.store import model_folder as folders
 from qkv.store import weights
 from qkv.store.staged_folder import STAGING_FOLDER
@@ -55,6 +57,51 @@ def test_a_tilde_is_expanded(model, tmp_path, monkeypatch, same):
     monkeypatch.setenv("HOME", str(tmp_path))
     model.save("~/saved")
     assert same(tmp_path / "saved", model)
+
+
+class Doubled(FeedForward):
+    """A feed-forward that no config names."""
+
+    def forward(self, x, tap=None):
+        return 2 * super().forward(x, tap)
+
+
+def replace_class(network):
+    network.encoder.blocks[1].ffn.__class__ = Doubled
+
+
+def replace_forward(network):
+    network.encoder.blocks[1].ffn.forward = torch.tanh
+
+
+def add_module(network):
+    network.encoder.blocks[0].extra = torch.nn.Linear(2, 2)
+
+
+def remove_module(network):
+    del network.encoder.blocks[1]
+
+
+def resize(network):
+    network.encoder.blocks[0].ffn.up = torch.nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (replace_class, r"encoder.blocks.1.ffn is Doubled, not FeedForward: .*qkv.register_part"),
+        (replace_forward, "encoder.blocks.1.ffn has a forward function of its own"),
+        (add_module, "encoder.blocks.0.extra is an additional Linear"),
+        (remove_module, "encoder.blocks.1 is not in the network"),
+        (resize, r"encoder.blocks.0.ffn.up has the parameters .*\(2, 2\)"),
+    ],
+)
+def test_a_network_that_its_config_does_not_build_is_refused_by_name(model, write, tmp_path, change, message):
+    changed = qkv.Model(model.config, copy.deepcopy(model.network), model.tokenizer)
+    change(changed.network)
+    with pytest.raises(qkv.QkvError, match=message):
+        write(changed, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_file_is_not_overwritten(model, write, tmp_path):

@@ -1,4 +1,4 @@
-"""Fast paths declare which values of the config's `Literal` fields they implement.
+"""Fast paths declare which values of the config's `Literal` fields, and which modules, they implement.
 
 A fast path is other code that computes the same results as `Stack`. It would silently ignore a config value that it
 does not implement. So every fast path lists the values that it implements, and `supports` returns False for all others,
@@ -6,13 +6,23 @@ including a new `Literal` field of `StackConfig`. The call then runs on another 
 reference. `EVERY_CHOICE` below is the list of the CPU step and the GPU steps, and the fused kernels have their own in
 `gpu/fused_step.py`. `tests/decode/test_backend.py` decodes with every value of `EVERY_CHOICE` and compares the result
 with the reference.
+
+A config does not say everything: a module of the network may have been replaced, or its forward pass. `is_unmodified`
+finds such networks, and every fast path leaves them to the reference.
 """
 
 from collections.abc import Mapping
 from functools import cache
 from typing import Literal, get_args, get_origin, get_type_hints
 
-from qkv.blocks import StackConfig
+from torch import nn
+
+from qkv.blocks import Embedding, Head, Stack, StackConfig
+from qkv.blocks.attention import CrossAttention, SelfAttention
+from qkv.blocks.block import Block, ResidualWrapper
+from qkv.blocks.feedforward import FeedForward
+from qkv.blocks.position import ScoreBias
+from qkv.models import Decoder, Seq2Seq
 
 Choices = Mapping[str, frozenset[str]]
 """For each `Literal` field of `StackConfig`, the values that a fast path implements."""
@@ -48,3 +58,30 @@ def literal_fields() -> dict[str, tuple[str, ...]]:
 def supports(choices: Choices, config: StackConfig) -> bool:
     """Return whether a fast path that implements `choices` can run a stack with this config."""
     return all(getattr(config, name) in choices.get(name, ()) for name in literal_fields())
+
+
+REPLICATED = (
+    *(Decoder, Seq2Seq, Embedding, Stack, Head, Block, ResidualWrapper, SelfAttention, CrossAttention, FeedForward),
+    *(ScoreBias, nn.ModuleList, nn.Dropout, nn.Identity),
+)
+"""The modules whose computation a fast path repeats in its own code, or leaves out."""
+CALLED = frozenset({"qkv", "q", "kv", "out", "up", "down", "dense", "project", "norm", "norm_out", "q_norm", "k_norm"})
+CALLED |= {"token", "position", "types", "table"}
+"""The linear maps, norms and tables in these modules. They may be of any type: an unknown one is called."""
+
+
+def is_unmodified(network: nn.Module) -> bool:
+    """Return whether a fast path knows all modules of a network: no subclass, no hook, no `forward` of an instance."""
+    return (
+        type(network) in REPLICATED
+        and all(
+            is_unmodified(child) if name not in CALLED else not _is_patched(child)
+            for name, child in network._modules.items()
+            if child is not None
+        )
+        and not _is_patched(network)
+    )
+
+
+def _is_patched(module: nn.Module) -> bool:
+    return "forward" in vars(module) or bool(module._forward_hooks or module._forward_pre_hooks)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+from torch import nn
 
 from qkv.blocks import initialise
 from qkv.errors import UsageError, shorten
@@ -38,3 +39,25 @@ def _initialise(network: Network) -> None:
     if isinstance(network, Seq2Seq):
         for part in (network.source_embedding, network.encoder):
             initialise(part, network.encoder.config)
+
+
+def describe_difference(network: nn.Module, config: Config) -> str:
+    """Name the first module in which a network differs from the network that a config builds, or return ""."""
+    expected = dict(build(config, device="meta").named_modules(remove_duplicate=False))
+    found = dict(network.named_modules(remove_duplicate=False))
+    for name in dict.fromkeys((*expected, *found)):
+        there, module, where = expected.get(name), found.get(name), name or "the network"
+        if there is None or module is None:
+            return f"{where} is " + ("not in the network" if module is None else f"an additional {_class(module)}")
+        if type(module) is not type(there):
+            return f"{where} is {_class(module)}, not {_class(there)}"
+        if "forward" in vars(module):
+            return f"{where} has a forward function of its own"
+        shapes = [{key: tuple(p.shape) for key, p in one.named_parameters(recurse=False)} for one in (module, there)]
+        if shapes[0] != shapes[1]:
+            return f"{where} has the parameters {shapes[0]}, not {shapes[1]}"
+    return ""
+
+
+def _class(module: nn.Module) -> str:
+    return type(module).__qualname__

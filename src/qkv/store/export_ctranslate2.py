@@ -21,7 +21,6 @@ from qkv.blocks.position import sinusoids
 from qkv.errors import QkvError
 from qkv.models import Config, Decoder, Network, Seq2Seq
 from qkv.store.staged_folder import staged_folder
-from qkv.store.weights import check_not_quantized
 from qkv.text import Tokenizer
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
@@ -33,7 +32,6 @@ def write_ctranslate2(folder: str | Path, config: Config, network: Network, toke
     CTranslate2's config has room for one end token: it gets the first of `eos_token_ids`. If there are more, pass them
     to CTranslate2 as `end_token=` when you generate.
     """
-    check_not_quantized(network)
     problems = unsupported_settings(config)
     if problems:
         raise QkvError(

@@ -30,7 +30,6 @@ from qkv.errors import QkvError
 from qkv.files import to_path, write_atomically
 from qkv.models import Config, Decoder, Encoder, Network
 from qkv.store.staged_folder import staged_folder
-from qkv.store.weights import check_not_quantized
 from qkv.text import Tokenizer
 
 ONNX_FILES = ("*.onnx", "*.onnx.data")
@@ -38,7 +37,6 @@ ONNX_FILES = ("*.onnx", "*.onnx.data")
 
 def write_onnx(folder: str | Path, config: Config, network: Network, tokenizer: Tokenizer | None) -> str:
     """Write a folder of ONNX graphs in float32, and return the names of the graph files."""
-    check_not_quantized(network)
     try:
         import onnxscript  # noqa: F401 - torch.onnx.export needs it
     except ImportError as error:

@@ -14,6 +14,7 @@ from qkv.blocks import HeadConfig
 from qkv.errors import QkvError, UsageError, shorten, suggest_name
 from qkv.files import read_json_object, to_path, write_atomically
 from qkv.models import Config, Network, build
+from qkv.models.network import describe_difference
 from qkv.store.config_json import parse_config
 from qkv.store.gguf.architectures import hf_config_values
 from qkv.store.gguf.gguf_file import GgufFile
@@ -278,6 +279,15 @@ def check_vocabulary(tokenizer: Tokenizer | None, config: Config, path: Path) ->
             )
 
 
+def check_built_by(config: Config, network: nn.Module) -> None:
+    """Raise an error if a network is not what its config builds: the folder would hold another model."""
+    if difference := describe_difference(network, config):
+        raise QkvError(
+            f"{difference}: this is not the network that its config builds, and a folder stores only the config and "
+            "the weights. Register the new part (qkv.register_part), name it in the config and build the network again"
+        )
+
+
 def write_model(
     folder: str | Path,
     config: Config,
@@ -302,6 +312,8 @@ def write_model(
             "use the folder that qkv writes (qkv run, qkv.load), or train a Transformer: leave out model.family in "
             "the recipe"
         )
+    check_not_quantized(network)
+    check_built_by(config, network)
     if format == "ctranslate2":
         from qkv.store.export_ctranslate2 import write_ctranslate2
 
@@ -311,7 +323,6 @@ def write_model(
 
         return write_onnx(folder, config, network, tokenizer)  # type: ignore[arg-type]
     folder = to_path(folder)
-    check_not_quantized(network)
     # transformers has a class for an embedding of a dense layer (BERT's pooler), but none for other embeddings.
     hf_target, is_embedder = None, config.head.kind == "embed" and config.head.dense == "none"
     load_class: str = config.family

@@ -21,7 +21,7 @@ def install_fused_gelu(network: nn.Module) -> int:
         return 0
     from qkv.blocks.kernels.linear_gelu_triton import GELU_COEFFICIENTS, linear_then_bias_gelu
 
-    layers = [module for module in network.modules() if isinstance(module, FeedForward)]
+    layers = [module for module in network.modules() if type(module) is FeedForward]
     layers = [layer for layer in layers if layer.kind in GELU_COEFFICIENTS]
     for layer in layers:
         layer.fused = linear_then_bias_gelu

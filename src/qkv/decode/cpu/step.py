@@ -25,7 +25,7 @@ from qkv.blocks.position import Rotary
 from qkv.decode.cache_edits import reorder_cache
 from qkv.decode.cpu.beam_slots import NEG_INF, BeamSlots
 from qkv.decode.cpu.functional import SublayerFunction, make_block, make_linear, make_norm
-from qkv.decode.support import EVERY_CHOICE, supports
+from qkv.decode.support import EVERY_CHOICE, is_unmodified, supports
 from qkv.models import Decoder, Seq2Seq
 
 HeadFunction = Callable[[Tensor], Tensor]
@@ -46,13 +46,14 @@ class StepContext(NamedTuple):
 
 
 def is_supported(network: Decoder | Seq2Seq) -> bool:
-    """Return whether `cpu/` supports this network, its device and its attention kernels. Autocast must be off."""
+    """Return whether `cpu/` supports this network, its device, its modules and its kernels. Autocast must be off."""
     stacks = (network.encoder, network.decoder) if isinstance(network, Seq2Seq) else (network.decoder,)
     return (
         all(supports(EVERY_CHOICE, stack.config) and stack.kernel in ("auto", "sdpa") for stack in stacks)
         and next(network.parameters()).device.type == "cpu"
         and not network.training
         and not torch.is_autocast_enabled("cpu")
+        and is_unmodified(network)
     )
 
 

@@ -18,6 +18,7 @@ from qkv.decode.gpu import batch_kernels as kernels
 from qkv.decode.gpu import batched_blocks
 from qkv.decode.gpu.batched_blocks import BatchedBlocks
 from qkv.decode.runner import next_logits as reference_logits
+from qkv.decode.support import is_unmodified
 from qkv.models import Decoder, Seq2Seq
 
 MIN_TOKENS = 256
@@ -26,7 +27,7 @@ MIN_TOKENS = 256
 
 def is_supported(network: Decoder | Seq2Seq) -> bool:
     """Return whether the kernels implement this network."""
-    return isinstance(network, Decoder) and batched_blocks.is_supported(network.decoder)
+    return type(network) is Decoder and is_unmodified(network) and batched_blocks.is_supported(network.decoder)
 
 
 def next_logits(

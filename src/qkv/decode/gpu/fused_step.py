@@ -16,7 +16,7 @@ from qkv.blocks.config import GATED_ACTIVATIONS
 from qkv.decode.gpu import fused_kernels as kernels
 from qkv.decode.gpu.greedy import GreedyState
 from qkv.decode.gpu.static_runner import CacheView, StaticRunner
-from qkv.decode.support import EVERY_CHOICE, Choices, supports
+from qkv.decode.support import EVERY_CHOICE, REPLICATED, Choices, is_unmodified, supports
 from qkv.models import Decoder, Seq2Seq
 
 SLOTS_PER_PROGRAM = 256
@@ -37,7 +37,7 @@ CHOICES: Choices = {
 
 def is_supported(network: Decoder | Seq2Seq) -> bool:
     """Return whether the kernels implement this network, and none of its modules was replaced or has a hook."""
-    if not isinstance(network, Decoder) or not supports(CHOICES, network.decoder.config):
+    if type(network) is not Decoder or not supports(CHOICES, network.decoder.config):
         return False
     config, head, embedding = network.decoder.config, network.head, network.embedding
     is_plain = (
@@ -52,18 +52,13 @@ def is_supported(network: Decoder | Seq2Seq) -> bool:
         and not head.config.normalize
         and embedding.token.weight.dtype != torch.float64
     )
-    return is_plain and all(_is_unmodified(module) for module in network.modules())
+    return is_plain and is_unmodified(network) and all(_is_readable(module) for module in network.modules())
 
 
-def _is_unmodified(module: nn.Module) -> bool:
-    """Return whether a module has no hooks and only contiguous parameters, and its class is not a modified layer.
-
-    A modified layer is a subclass of nn.Linear, nn.LayerNorm or nn.RMSNorm: it may compute something else.
-    """
-    base = next((base for base in (nn.Linear, nn.LayerNorm, nn.RMSNorm) if isinstance(module, base)), None)
-    has_hooks = bool(module._forward_hooks or module._forward_pre_hooks)
-    is_contiguous = all(tensor.is_contiguous() for tensor in module.parameters(recurse=False))
-    return (base is None or type(module) is base) and not has_hooks and is_contiguous
+def _is_readable(module: nn.Module) -> bool:
+    """Return whether the kernels, which read the parameters themselves, know the module, and they are contiguous."""
+    is_known = type(module) in (*REPLICATED, nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding)
+    return is_known and all(tensor.is_contiguous() for tensor in module.parameters(recurse=False))
 
 
 class FusedLinear:

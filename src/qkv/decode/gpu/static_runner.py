@@ -26,7 +26,7 @@ from qkv.blocks.block import Block
 from qkv.blocks.position import Rotary
 from qkv.decode.filters import NEG_INF
 from qkv.decode.runner import ModelRunner
-from qkv.decode.support import EVERY_CHOICE, supports
+from qkv.decode.support import EVERY_CHOICE, is_unmodified, supports
 from qkv.models import Decoder, Seq2Seq
 
 LENGTH_MULTIPLE = 64
@@ -51,8 +51,8 @@ class GatheredRotary(Rotary):
 
 
 def is_supported(network: Decoder | Seq2Seq) -> bool:
-    """Return whether `StaticRunner` implements this network and its attention kernel. Training mode must be off."""
-    if network.training or not supports(EVERY_CHOICE, network.decoder.config):
+    """Return whether `StaticRunner` implements the modules of this network and its kernel. Training must be off."""
+    if network.training or not supports(EVERY_CHOICE, network.decoder.config) or not is_unmodified(network):
         return False
     return network.decoder.kernel in ("auto", "sdpa")  # only a stack of attention blocks has kernels
 
