@@ -33,8 +33,8 @@ from qkv.blocks import HeadConfig, StackConfig
 from qkv.decode import GenerationOptions, generate, quantize
 from qkv.decode.cpu.bfloat16 import ISA_VARIABLE, WITHOUT_AMX, supports_bfloat16
 from qkv.decode.runner import ModelRunner
-from qkv.measure.machine import machine_name
 from qkv.models import Config, Network, Seq2Seq
+from qkv_bench.machine import machine_name
 
 END = 0
 TARGETS = {("float32", 1): 1.0, ("float32", 16): 1.0, ("int8", 1): 1.0, ("int8", 16): 1.5}

@@ -22,8 +22,8 @@ import torch
 import qkv
 from qkv.blocks import HeadConfig, StackConfig
 from qkv.decode import GenerationOptions, generate
-from qkv.measure.cost import step_cost
 from qkv.models import Config
+from qkv_bench.cost import step_cost
 
 FILE_TYPES = {"float32": 0, "bfloat16": 32, "int8": 7, "int4": 3}
 """llama.cpp's number of its file type for each of our precisions: F32, BF16, Q8_0 and Q4_1."""

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent / "src" / "qkv"
+ROOT = Path(__file__).parent.parent / "src"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

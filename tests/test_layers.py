@@ -7,6 +7,8 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src"
 ROOT = SOURCE / "qkv"
+PLUGINS = ("qkv_bench", "qkv_lab")
+"""The packages of `qkv bench` and `qkv lab`: they may import qkv, and qkv never imports them."""
 
 # The packages of qkv that each package may import, besides itself and EVERYONE. Some packages do not exist yet.
 EVERYONE = {"errors", "files", "progress", "renamed", "tables", "values"}
@@ -24,15 +26,22 @@ MAY_IMPORT: dict[str, set[str]] = {
 MAY_IMPORT["inside"] = {"page", "train", "decode", *MAY_IMPORT["train"]}
 MAY_IMPORT["tasks"] = {"inside", *MAY_IMPORT["inside"]}
 MAY_IMPORT["api"] = {"arguments", "tasks", *MAY_IMPORT["tasks"]}
-MAY_IMPORT["measure"] = {"decode", *MAY_IMPORT["decode"]}
 MAY_IMPORT["search"] = {"api", *MAY_IMPORT["api"]}
-MAY_IMPORT["render"] = {"api", "measure", "search", *MAY_IMPORT["api"]}
-MAY_IMPORT["lab"] = MAY_IMPORT["serve"] = {"render", *MAY_IMPORT["render"]}
-MAY_IMPORT["cli"] = {"lab", "serve", *MAY_IMPORT["lab"]}
+MAY_IMPORT["render"] = {"api", "search", *MAY_IMPORT["api"]}
+MAY_IMPORT["serve"] = {"render", *MAY_IMPORT["render"]}
+MAY_IMPORT["cli"] = {"serve", *MAY_IMPORT["serve"]}
 MAY_IMPORT["__main__"] = {"cli"}
 MAY_IMPORT["__init__"] = set(MAY_IMPORT["search"]) | {"search"}
 
-TREES = {path.relative_to(ROOT): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(ROOT.rglob("*.py"))}
+
+def trees_of(folder: Path) -> dict[Path, ast.Module]:
+    """The syntax trees of all files of a package, by their paths in it."""
+    paths = sorted(folder.rglob("*.py"))
+    return {path.relative_to(folder): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+
+
+TREES = trees_of(ROOT)
+PLUGIN_TREES = {Path(name) / path: tree for name in PLUGINS for path, tree in trees_of(SOURCE / name).items()}
 
 
 def layer_of(path: Path) -> str:
@@ -116,7 +125,57 @@ def test_wrong_imports_would_be_found() -> None:
     assert imported_layers(ast.parse("ROWS = {'a': 'qkv.decode.loop:decode_loop'}")) == {"decode"}
 
 
-PRINTS = {"cli", "render", "lab", "serve", "__main__"}
+def imported_names(tree: ast.AST) -> Iterator[str]:
+    """The full names of everything that a file imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def wrong_imports_of_plugin(plugin: str, tree: ast.AST) -> list[str]:
+    """What a plugin may not import: private names, the other plugin, and commands other than what commands share."""
+    wrong = []
+    for name in imported_names(tree):
+        package, *rest = name.split(".")
+        is_private = package in ("qkv", *PLUGINS) and any(
+            part.startswith("_") and part != "__version__" for part in rest
+        )
+        is_command = rest[:1] == ["cli"] and rest[1:2] != ["shared"]
+        if is_private or (package == "qkv" and is_command) or package in set(PLUGINS) - {plugin}:
+            wrong.append(name)
+    return wrong
+
+
+def test_plugins_import_only_what_any_user_can_import() -> None:
+    wrong = [
+        f"{path} may not import {name}"
+        for path, tree in PLUGIN_TREES.items()
+        for name in wrong_imports_of_plugin(path.parts[0], tree)
+    ]
+    assert not wrong
+
+
+def test_qkv_never_imports_a_plugin() -> None:
+    wrong = [
+        f"{path} imports {name}"
+        for path, tree in TREES.items()
+        for name in imported_names(tree)
+        if name.split(".")[0] in PLUGINS
+    ]
+    assert not wrong
+
+
+def test_wrong_imports_of_a_plugin_would_be_found() -> None:
+    source = (
+        "import qkv_lab.run\nfrom qkv.cli import run\nfrom qkv.cli.shared import Json\nfrom qkv.api import _x, Model\n"
+    )
+    found = wrong_imports_of_plugin("qkv_bench", ast.parse(source))
+    assert found == ["qkv_lab.run", "qkv.cli.run", "qkv.api._x"]
+
+
+PRINTS = {"cli", "render", "serve", "__main__"}
 
 
 def test_nothing_below_the_command_line_prints() -> None:
@@ -137,7 +196,7 @@ UNSAFE_CALLS = {"eval", "exec", "torch.load", "np.load", "numpy.load"}
 def test_nothing_unpickles_or_runs_code_when_it_loads() -> None:
     """Trap 22: nothing imports a pickle module, calls torch.load, or evaluates text as code."""
     unsafe = []
-    for path, tree in TREES.items():
+    for path, tree in {**TREES, **PLUGIN_TREES}.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 found = {alias.name.split(".")[0] for alias in node.names} & UNSAFE_MODULES

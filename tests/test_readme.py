@@ -214,14 +214,15 @@ def test_paths_in_the_documentation_exist() -> None:
             assert found, f"{page.name}: {path}"
 
 
-def test_architecture_page_lists_every_folder() -> None:
+@pytest.mark.parametrize("package", ["qkv", "qkv_bench", "qkv_lab"])
+def test_architecture_page_lists_every_folder(package: str) -> None:
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    tree = text.split("src/qkv/\n")[1].split("tests/")[0]
+    (tree,) = re.findall(rf"^src/{package}/.*\n((?: .*\n)*)", text, re.MULTILINE)
     listed, path = set(), list[str]()
     for indent, name in re.findall(r"^( +)(\w+)/ ", tree, re.MULTILINE):
         path = [*path[: len(indent) // 2 - 1], name]
         listed.add("/".join(path))
-    root = ROOT / "src/qkv"
+    root = ROOT / "src" / package
     files = {path.parent.relative_to(root).as_posix() for path in (*root.glob("*/**/*.py"), *root.glob("*/*.toml"))}
     files |= {path.parents[1].relative_to(root).as_posix() for path in root.glob("box/*/config.json")}
     assert listed == files

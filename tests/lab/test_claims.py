@@ -8,13 +8,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from qkv.lab import CHAPTERS, NOTES, ClaimResult, all_claims
-from qkv.lab.book import example_code, write_claim
-from qkv.lab.chart import draw_claim
-from qkv.lab.claim import SIZES, Claim
-from qkv.lab.registry import claims as package
-from qkv.lab.run import describe_machine, run_seed
-from qkv.lab.table import Point
+from qkv_lab import claims
+from qkv_lab.chart import draw_claim
+from qkv_lab.claim import CHAPTERS, NOTES, SIZES, Claim
+from qkv_lab.claims import ORDER
+from qkv_lab.docs_pages import example_code, write_claim
+from qkv_lab.registry import all_claims
+from qkv_lab.run import ClaimResult, describe_machine, run_seed
+from qkv_lab.table import Point
 
 MAX_EXAMPLE_LINES = 20
 
@@ -62,10 +63,7 @@ def test_a_seed_has_one_result(name: str) -> None:
 
 
 def test_every_claim_is_complete() -> None:
-    claims = all_claims()
-    assert sorted(claims) == sorted(package.ORDER), "claims.ORDER lists every claim once"
-    for claim in claims.values():
-        assert claim.chapter in CHAPTERS
+    for claim in all_claims().values():
         assert set(claim.settings) == set(SIZES)
         assert all(quote.note in NOTES for quote in claim.quotes)
         assert claim.question.endswith("?")
@@ -73,7 +71,11 @@ def test_every_claim_is_complete() -> None:
         assert len(example_code(claim.example).splitlines()) <= MAX_EXAMPLE_LINES
 
 
-def test_module_names_are_claim_names() -> None:
-    for name, claim in all_claims().items():
-        module = claim.measure.__module__
-        assert Path(module.replace(".", "/")).name == name.replace("-", "_")
+def test_every_file_is_listed_and_named_like_its_claim() -> None:
+    assert list(ORDER) == list(CHAPTERS)
+    folder = Path(claims.__path__[0])
+    files = {path.relative_to(folder).as_posix() for path in folder.glob("*/*.py") if path.name != "__init__.py"}
+    assert files == {f"{c.chapter}/{c.name.replace('-', '_')}.py" for c in all_claims().values()}
+    assert {chapter: [c.name for c in all_claims().values() if c.chapter == chapter] for chapter in CHAPTERS} == {
+        chapter: list(names) for chapter, names in ORDER.items()
+    }

@@ -10,14 +10,16 @@ import torch
 
 from qkv import cli
 from qkv.errors import QkvError, UsageError
-from qkv.lab import Check, Claim, Experiment, Point, Table, find_claim, run_claim
-from qkv.lab.book import markdown_table, write_chapter
-from qkv.lab.chart import draw_claim
-from qkv.lab.claim import Chart
-from qkv.lab.loop import training_steps
-from qkv.lab.markov import NUM_STATES, NUM_SUCCESSORS, write_markov_chain
-from qkv.lab.run import load_result, results_path
-from qkv.lab.scoring import score_tokens
+from qkv_lab.chart import draw_claim
+from qkv_lab.claim import Chart, Check, Claim
+from qkv_lab.docs_pages import markdown_table, write_chapter
+from qkv_lab.experiment import Experiment
+from qkv_lab.loop import training_steps
+from qkv_lab.markov import NUM_STATES, NUM_SUCCESSORS, write_markov_chain
+from qkv_lab.registry import find_claim
+from qkv_lab.run import load_result, results_path, run_claim
+from qkv_lab.scoring import score_tokens
+from qkv_lab.table import Point, Table
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ def test_running_everything_again_keeps_results_that_were_made_with_data(
     calls: list[int] = []
     plain = make_claim(calls, name="plain")
     with_data = make_claim(calls, name="with-data", optional_data="a file")
-    monkeypatch.setattr("qkv.lab.all_claims", lambda: {claim.name: claim for claim in (plain, with_data)})
+    monkeypatch.setattr("qkv_lab.registry.all_claims", lambda: {claim.name: claim for claim in (plain, with_data)})
     (tmp_path / "lines.txt").write_text("a\n")
     run_claim(with_data, "mini", seeds=1, folder=tmp_path, data=tmp_path / "lines.txt")
     arguments = ["lab", "--all", "--size", "mini", "--seeds", "1", "--out", str(tmp_path)]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from qkv.lab import Point, Table
-from qkv.lab.claims.optimizers import LOSS, tuned_losses, workable_decades
+from qkv_lab.claims.training.optimizers import LOSS, tuned_losses, workable_decades
+from qkv_lab.table import Point, Table
 
 
 def test_no_seed_chooses_its_own_learning_rate() -> None:

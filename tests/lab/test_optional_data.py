@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from qkv.errors import UsageError
-from qkv.lab import ClaimResult, find_claim, run_claim
-from qkv.lab.claims.beam_search import BLEU, read_pairs
-from qkv.lab.claims.layers_probes import TREEBANK
-from qkv.lab.claims.word_vectors import DATA_ACCURACY, PRETRAINED, RANDOM, SHUFFLED, read_examples
+from qkv_lab.claims.running.beam_search import BLEU, read_pairs
+from qkv_lab.claims.understanding.layers_probes import TREEBANK
+from qkv_lab.claims.uses.word_vectors import DATA_ACCURACY, PRETRAINED, RANDOM, SHUFFLED, read_examples
+from qkv_lab.registry import find_claim
+from qkv_lab.run import ClaimResult, run_claim
 
 WORDS = ("good", "fine", "bad", "poor")
 

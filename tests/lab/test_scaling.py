@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from qkv.lab.scaling import ScaledRun, ScalingLaw, fit_scaling_law
+from qkv_lab.scaling import ScaledRun, ScalingLaw, fit_scaling_law
 
 SIZES, TOKENS = (1e3, 3e3, 1e4, 3e4), (1e4, 3e4, 1e5)
 

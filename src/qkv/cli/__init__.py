@@ -1,7 +1,8 @@
 """The command line. Each file holds a group of commands, which call the library and print what it returns.
 
 Results go to stdout, progress and notes to stderr. Exit codes: 0 success, 1 the work failed, 2 the command was wrong,
-130 interrupted. Torch is imported inside the commands that need it, so that `qkv --help` is fast.
+130 interrupted. Torch is imported inside the commands that need it, so that `qkv --help` is fast. `qkv lab` and
+`qkv bench` are plugins: packages of their own, found through `plugins`.
 """
 
 import os
@@ -12,12 +13,10 @@ from typing import NoReturn
 from cyclopts import CycloptsError
 
 from qkv.cli import (
-    bench,
     chat,
     data,
     doctor,
     evaluate,
-    lab,
     look,
     models,
     report,
@@ -28,17 +27,16 @@ from qkv.cli import (
     train,
 )  # importing a file registers its commands
 from qkv.cli.openmp import BUSY_FRACTION, fraction_in_use, limit_spinning
+from qkv.cli.plugins import register_plugins
 from qkv.cli.shared import app
 from qkv.errors import QkvError, shorten
 
 __all__ = [
     "app",
-    "bench",
     "chat",
     "data",
     "doctor",
     "evaluate",
-    "lab",
     "look",
     "main",
     "models",
@@ -54,8 +52,10 @@ __all__ = [
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        app(list(arguments) if arguments is not None else None, exit_on_error=False, print_error=False)
+        register_plugins(app, arguments)
+        app(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         command = " ".join(["qkv", *(error.command_chain or ())])
         print(f"qkv: {shorten(str(error), 500)}\nTry: {command} --help", file=sys.stderr)

@@ -1,0 +1,45 @@
+"""Commands of other packages. A package adds a command to qkv with an entry point of the group `qkv.commands`:
+
+    [project.entry-points."qkv.commands"]
+    lab = "qkv_lab.command:lab"
+
+The entry point names a function with type hints and a docstring, like the functions of the other files in this folder.
+Its module is imported only when the command is called or when qkv lists all commands. It should import torch inside the
+function, so that `qkv --help` is fast.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+
+from cyclopts import App
+
+from qkv.errors import QkvError
+
+GROUP = "qkv.commands"
+NO_PLUGINS = "no command of another package is found; for qkv bench and qkv lab, install qkv with pip"
+
+
+def register_plugins(app: App, arguments: Sequence[str]) -> None:
+    """Register the plugin that is called; for `qkv --help` and for an unknown command, register all plugins.
+
+    If the called plugin cannot be imported, this is an error. In a list of commands, such a plugin is left out, with a
+    note. The commands of qkv itself cannot be replaced.
+    """
+    name = next((argument for argument in arguments if not argument.startswith("-")), "")
+    if name in app or "--version" in arguments:
+        return
+    found = entry_points(group=GROUP)
+    if name and not found:
+        print(f"qkv: {NO_PLUGINS}", file=sys.stderr)
+    for entry in found.select(name=name) or found:
+        if entry.name in app:
+            continue
+        try:
+            app.command(entry.load(), name=entry.name)
+        except (ImportError, AttributeError) as error:
+            package = "its package" if entry.dist is None else entry.dist.name
+            message = f"qkv {entry.name}: cannot import {entry.value} ({error}); install {package} again"
+            if entry.name == name:
+                raise QkvError(message) from error
+            print(f"qkv: {message}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Claims about families of models and the recurrent baseline."""

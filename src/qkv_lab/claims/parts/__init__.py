@@ -1,0 +1,1 @@
+"""Claims about the parts of a Transformer."""

@@ -1,0 +1,1 @@
+"""Claims about what happens inside a model."""

@@ -1,0 +1,1 @@
+"""Claims about uses of models."""
