@@ -11,7 +11,7 @@ PLUGINS = ("qkv_bench", "qkv_lab")
 """The packages of `qkv bench` and `qkv lab`: they may import qkv, and qkv never imports them."""
 
 # The packages of qkv that each package may import, besides itself and EVERYONE. Some packages do not exist yet.
-EVERYONE = {"errors", "files", "progress", "renamed", "tables", "values"}
+EVERYONE = {"errors", "files", "progress", "tables", "values"}
 MAY_IMPORT: dict[str, set[str]] = {
     "text": set(),
     "page": set(),

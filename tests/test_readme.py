@@ -24,7 +24,6 @@ import qkv
 from qkv import cli
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.decode import GenerationOptions
-from qkv.renamed import RENAMED
 from qkv.search.evaluate import DEFAULT_METRICS
 from qkv.tasks.starters.sizes import SIZES
 from qkv.train.recipe.schema import Recipe
@@ -226,14 +225,6 @@ def test_architecture_page_lists_every_folder(package: str) -> None:
     files = {path.parent.relative_to(root).as_posix() for path in (*root.glob("*/**/*.py"), *root.glob("*/*.toml"))}
     files |= {path.parents[1].relative_to(root).as_posix() for path in root.glob("box/*/config.json")}
     assert listed == files
-
-
-def test_changelog_lists_every_renamed_key() -> None:
-    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    for section, names in RENAMED.items():
-        for old, new in names.items():
-            row = rf"^\| `([\w.]+\.)?{old}` \| `([\w.]+\.)?{new}` \|"
-            assert re.search(row, text, re.MULTILINE), f"{section}.{old} → {new}"
 
 
 def test_quickstart_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
 from qkv.errors import QkvError, suggest_name
 from qkv.models import Config
 from qkv.models.config import CONFIG_VERSION
-from qkv.renamed import describe_old_names, find_old_names
 
 
 def parse_config(values: Any, where: str = "config.json") -> Config:
@@ -17,8 +16,6 @@ def parse_config(values: Any, where: str = "config.json") -> Config:
     """
     if not isinstance(values, dict):
         raise QkvError(f"{where}: expected a table of fields, found {type(values).__name__}; restore the file")
-    if old := find_old_names(values, "config"):
-        raise QkvError(describe_old_names(where, old))
     version = values.get("version", CONFIG_VERSION)
     if version != CONFIG_VERSION:
         raise QkvError(f"{where}: format version {version!r}, but this qkv reads {CONFIG_VERSION}; update qkv")

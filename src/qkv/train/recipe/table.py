@@ -11,7 +11,6 @@ from typing import Any, get_type_hints
 
 from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
 from qkv.errors import UsageError, shorten, suggest_name
-from qkv.renamed import describe_old_names, find_old_names
 from qkv.train.recipe.schema import DataSection, ModelSection, ObjectiveSection, Recipe, TokenizerSection, TrainSection
 from qkv.train.recipe.values import coerce, format_value, parse_value
 from qkv.values import describe_type, matches_type
@@ -59,8 +58,6 @@ class RecipeText:
 
 def recipe_from_table(table: Table, source: RecipeText) -> Recipe:
     """Make a recipe from a table. Unknown keys and wrong types are errors."""
-    if old := find_old_names(table, "recipe"):
-        raise UsageError(describe_old_names(source.where or "the command line", old))
     sections: Table = {}
     for name, value in table.items():
         if name == "run":
