@@ -48,7 +48,7 @@ def draw_panel(chart: Chart, table: Table, y: int) -> tuple[list[str], int]:
 def draw_lines(chart: Chart, table: Table, names: Sequence[str], top: int, bottom: int) -> list[str]:
     """Lines over numbers, with error bars."""
     xs = [float(x) for x in table.xs(chart.measure)]
-    x_scale = Scale(xs, LEFT, WIDTH - RIGHT, log=chart.log_x, whole=chart.whole)
+    x_scale = Scale(xs, LEFT, WIDTH - RIGHT, log=chart.log_x, whole=chart.integer_x)
     axes = Axes(x_scale, value_scale(chart, table, names, bottom, top))
     x_ticks = xs if len(xs) <= 12 else thin_ticks(x_scale.ticks())
     parts = axes.frame(chart.title or chart.measure, chart.x, format_tick, x_ticks, thin_ticks(axes.y.ticks()))

@@ -1,7 +1,7 @@
-"""A claim: a sentence of lecture notes, the experiment that tests it, and what the experiment is expected to show.
+"""A claim: a sentence of lecture notes, the experiment that tests it, and checks of the results.
 
-A claim is one file in `claims/`, which ends with `CLAIM = Claim(...)`. Its experiment yields points; its expectation
-turns the table of all points into checks. The claim holds if the first check holds; further checks qualify it.
+A claim is one file in `claims/`, which ends with `CLAIM = Claim(...)`. Its `run` yields points. Its `check` computes
+checks from the table of all points. The claim holds if the first check holds; further checks qualify it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -36,14 +36,14 @@ NOTES = {
 
 
 class Quote(NamedTuple):
-    """A sentence of lecture notes, and the short name of the notes. A remark says what is wrong with the sentence."""
+    """A sentence of lecture notes, and the short name of the notes (`NOTES`). A remark corrects the sentence."""
 
     text: str
-    note: str
+    source: str
     remark: str = ""
 
     def __str__(self) -> str:
-        return f"“{self.text}” ({NOTES[self.note]}{'; ' if self.remark else ''}{self.remark})"
+        return f"“{self.text}” ({NOTES[self.source]}{'; ' if self.remark else ''}{self.remark})"
 
 
 class Check(NamedTuple):
@@ -63,7 +63,7 @@ class Chart:
     title: str = ""
     log_x: bool = False
     log_y: bool = False
-    whole: bool = True  # the numbers on the x axis are whole
+    integer_x: bool = True  # the numbers on the x axis are integers
     is_fraction: bool = False  # values lie in 0 … 1, such as accuracies; the y axis shows this range
 
 
@@ -71,8 +71,8 @@ class Chart:
 class Claim:
     """A claim with its experiment.
 
-    `measure` runs the experiment with one seed. `expect` reads the results of all seeds and returns checks, the claim
-    itself first. `example` shows the idea in about ten lines of code; its body is printed in the book.
+    `run` runs the experiment with one seed. `check` reads the results of all seeds and returns checks, the claim itself
+    first. `example` shows the idea in about ten lines of code; its body is printed in docs/lab.
     """
 
     name: str
@@ -84,12 +84,12 @@ class Claim:
     lesson: str  # what explains the result
     limits: str  # what the result does not show
     settings: Mapping[Size, Any]  # a frozen dataclass for each size
-    measure: Callable[[Experiment], Iterable[Point]]
-    expect: Callable[[Table], list[Check]]
+    run: Callable[[Experiment], Iterable[Point]]
+    check: Callable[[Table], list[Check]]
     charts: tuple[Chart, ...]
     example: Callable[[], None]
     seeds: Mapping[Size, int] | None = None  # None: DEFAULT_SEEDS
-    is_counted: bool = False  # nothing is trained or timed: the claim holds at every size, and a test asserts it
+    is_deterministic: bool = False  # it trains and times nothing; a test asserts that it holds at every size
     timed: tuple[str, ...] = ()  # measures in seconds or bytes, which differ from run to run
     data: str = ""  # a description of the files that --data must name; "": none are needed
     optional_data: str = ""  # a description of files that --data may name, for further measures

@@ -46,19 +46,20 @@ def lab(
     names
         The names of claims.
     all
-        Run all claims. Without --data, those that need it are left out, and with --again those whose results have it.
+        Run all claims. Without --data, claims that need data are skipped; with --again, so are those with results from
+        data.
     size
         small takes minutes on a CPU, full takes longer and measures more; mini only tests the code.
     seeds
         The number of seeds; 0 is the claim's default.
     again
-        Compute seeds again that have results.
+        Run all seeds again, also those that already have results.
     data
-        A file or folder, for claims that need or take data; the list of claims says which.
+        The data of a claim: a file or folder. The list of claims says which claims need data, and which accept it.
     out
         The folder of the results: NAME.SIZE.json and NAME.svg.
     book
-        Write the pages of the lab into this folder, from the results in its folder results.
+        Write the pages of docs/lab into this folder. It must contain a folder named results, with all results.
     """
     if size not in SIZE_NAMES:
         raise UsageError(f"--size {size}: unknown size; choose {', '.join(SIZE_NAMES)}")
@@ -69,9 +70,9 @@ def lab(
         from qkv_lab.registry import all_claims, find_claim
 
     if book is not None:
-        from qkv_lab.docs_pages import write_book
+        from qkv_lab.docs_pages import write_pages
 
-        written = write_book(book)
+        written = write_pages(book)
         print_notes(str(book), [f"{len(written)} pages written"])
         return
     if not names and not all:

@@ -26,11 +26,11 @@ BARE_ADAM: dict[str, Any] = {
     "train.max_grad_norm": 0.0,
     "train.on_nonfinite": "skip",
 }
-"""Adam without what makes training more stable. The keys of a recipe."""
+"""Recipe keys of Adam without weight decay and gradient clipping, which make training more stable."""
 
 
 def build_decoder(layers: int, width: int, vocab_size: int, **changes: Any) -> Decoder:
-    """A decoder of `CLASSIC_PARTS` with changes, with random weights, in float64: tiny gradients do not become 0."""
+    """A decoder of `CLASSIC_PARTS` with changes, and random weights in float64, so that tiny gradients are not 0."""
     values = {"heads": width // HEAD_DIM, "ffn_width": 4 * width, **CLASSIC_PARTS, **changes}
     stack = StackConfig(vocab_size=vocab_size, width=width, layers=layers, **values)
     network = build(Config(decoder=stack, head=HeadConfig(kind="lm", outputs=vocab_size)), dtype=torch.float64)

@@ -1,6 +1,6 @@
 """The pages of the lab: a chapter for each part of the notes, written from results.
 
-write_book(Path("docs/lab"))     # reads docs/lab/results, writes docs/lab/*.md and docs/lab/pictures
+write_pages(Path("docs/lab"))     # reads docs/lab/results, writes docs/lab/*.md and docs/lab/pictures
 """
 
 import inspect
@@ -36,7 +36,7 @@ and writes these pages. [CONTRIBUTING](../../CONTRIBUTING.md) describes how to a
 [mistakes in lecture notes](../notes.md) lists what is wrong in them."""
 
 
-def write_book(folder: Path) -> list[Path]:
+def write_pages(folder: Path) -> list[Path]:
     """Write the index, the chapters and the pictures into a folder, from the results in `folder/results`."""
     results = {claim.name: find_result(folder / "results", claim) for claim in all_claims().values()}
     pages = {"README.md": write_index(results)}

@@ -43,7 +43,7 @@ class ClaimResult:
 
     def checks(self) -> list[Check]:
         """The checks of the claim, on these results."""
-        return self.claim.expect(self.table)
+        return self.claim.check(self.table)
 
     def verdict(self) -> Verdict:
         """Whether the claim holds: its first check does. It holds in part if another check fails."""
@@ -109,7 +109,7 @@ def run_claim(
     """Run a claim's experiment with seeds 0, 1, ….
 
     With a `folder`, results are saved there. Seeds that it already has, with the same settings and data, are not run
-    again, unless `again` is set. Without `data`, complete results that were made with optional data stay.
+    again, unless `again` is set. Without `data`, complete results of a run with optional data are kept.
     """
     check_requirements(claim, data)
     if not claim.data and not claim.optional_data:
@@ -141,7 +141,7 @@ def run_seed(claim: Claim, size: Size, seed: int, data: Path | None, progress: O
         torch.manual_seed(seed)
         show = progress or (lambda stage, done, total: None)
         experiment = Experiment(claim.settings[size], seed, Path(scratch), data, show)
-        return [Point(p.measure, p.series, p.x, round_value(p.value)) for p in claim.measure(experiment)]
+        return [Point(p.measure, p.series, p.x, round_value(p.value)) for p in claim.run(experiment)]
 
 
 def round_value(value: float) -> float:

@@ -49,11 +49,11 @@ def test_a_claim_runs_at_its_smallest_size(name: str, capsys: pytest.CaptureFixt
     assert claim.optional_data or len(claim.charts_of(result.table)) == len(claim.charts)
     ElementTree.fromstring(draw_claim(claim, result.table))
     assert claim.title in write_claim(result)
-    if claim.is_counted:
+    if claim.is_deterministic:
         assert result.verdict() != "does not hold", checks
 
 
-@pytest.mark.parametrize("name", [name for name, claim in all_claims().items() if claim.is_counted])
+@pytest.mark.parametrize("name", [name for name, claim in all_claims().items() if claim.is_deterministic])
 def test_a_seed_has_one_result(name: str) -> None:
     claim = all_claims()[name]
     first, second = (
@@ -65,7 +65,7 @@ def test_a_seed_has_one_result(name: str) -> None:
 def test_every_claim_is_complete() -> None:
     for claim in all_claims().values():
         assert set(claim.settings) == set(SIZES)
-        assert all(quote.note in NOTES for quote in claim.quotes)
+        assert all(quote.source in NOTES for quote in claim.quotes)
         assert claim.question.endswith("?")
         assert claim.limits.endswith(".")
         assert len(example_code(claim.example).splitlines()) <= MAX_EXAMPLE_LINES

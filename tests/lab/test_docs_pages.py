@@ -8,17 +8,17 @@ import pytest
 
 from qkv import cli
 from qkv.errors import QkvError
-from qkv_lab.docs_pages import example_code, write_book
+from qkv_lab.docs_pages import example_code, write_pages
 from qkv_lab.registry import all_claims
 
-BOOK = Path(__file__).parents[2] / "docs" / "lab"
+PAGES = Path(__file__).parents[2] / "docs" / "lab"
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("book")
-    shutil.copytree(BOOK / "results", folder / "results")
-    write_book(folder)
+    folder = tmp_path_factory.mktemp("pages")
+    shutil.copytree(PAGES / "results", folder / "results")
+    write_pages(folder)
     return folder
 
 
@@ -28,9 +28,9 @@ def pages_and_pictures(folder: Path) -> list[Path]:
 
 def test_the_pages_and_pictures_follow_from_the_results(written: Path) -> None:
     names = pages_and_pictures(written)
-    assert names == pages_and_pictures(BOOK)
+    assert names == pages_and_pictures(PAGES)
     for name in names:
-        assert (written / name).read_text() == (BOOK / name).read_text(), f"{name}: run qkv lab --book docs/lab"
+        assert (written / name).read_text() == (PAGES / name).read_text(), f"{name}: run qkv lab --book docs/lab"
 
 
 def test_every_python_block_is_the_example_of_a_claim(written: Path) -> None:
@@ -48,6 +48,6 @@ def test_the_commands_of_the_first_page_run(written: Path, tmp_path: Path, monke
         assert cli.run_command([*command.split(), "--size", "mini"]) == 0
 
 
-def test_a_book_needs_the_results_of_every_claim(tmp_path: Path) -> None:
+def test_pages_need_the_results_of_every_claim(tmp_path: Path) -> None:
     with pytest.raises(QkvError, match="run it first: qkv lab"):
-        write_book(tmp_path)
+        write_pages(tmp_path)

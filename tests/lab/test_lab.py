@@ -30,19 +30,17 @@ class Settings:
 
 
 def make_claim(calls: list[int], **changes: object) -> Claim:
-    def measure(experiment: Experiment) -> list[Point]:
+    def run(experiment: Experiment) -> list[Point]:
         calls.append(experiment.seed)
         offset = experiment.settings.offset
         return [Point("loss", name, x, offset + experiment.seed + x) for name in ("a", "b") for x in (1, 2)]
 
-    def expect(table: Table) -> list[Check]:
+    def check(table: Table) -> list[Check]:
         return [Check("grows", table.mean("loss", "a", 2) > table.mean("loss", "a", 1), "it does")]
 
     base = find_claim("score-scaling")
     settings = {"mini": Settings(), "small": Settings(), "full": Settings()}
-    claim = replace(
-        base, name="test", measure=measure, expect=expect, settings=settings, charts=(Chart(measure="loss", x="x"),)
-    )
+    claim = replace(base, name="test", run=run, check=check, settings=settings, charts=(Chart(measure="loss", x="x"),))
     return replace(claim, **changes)  # type: ignore[arg-type]
 
 
@@ -80,16 +78,16 @@ def test_an_interrupted_run_keeps_its_finished_seeds(tmp_path: Path) -> None:
     def fail(experiment: Experiment) -> list[Point]:
         if experiment.seed == 1:
             raise KeyboardInterrupt
-        return list(claim.measure(experiment))
+        return list(claim.run(experiment))
 
     with pytest.raises(KeyboardInterrupt):
-        run_claim(replace(claim, measure=fail), seeds=3, folder=tmp_path)
+        run_claim(replace(claim, run=fail), seeds=3, folder=tmp_path)
     assert list(load_result(claim, results_path(tmp_path, claim, "small")).points) == [0]
 
 
 def test_the_verdict_follows_the_first_check() -> None:
     def verdict(*holds: bool) -> str:
-        claim = make_claim([], expect=lambda table: [Check("a", one, "b") for one in holds])
+        claim = make_claim([], check=lambda table: [Check("a", one, "b") for one in holds])
         return run_claim(claim, seeds=1).verdict()
 
     assert verdict(True, True) == "holds"
@@ -120,11 +118,11 @@ def test_optional_data_adds_measures(tmp_path: Path) -> None:
     calls: list[int] = []
     plain = make_claim(calls)
 
-    def measure(experiment: Experiment) -> list[Point]:
-        return [*plain.measure(experiment), *([Point("BLEU", "a", 1, 9.0)] if experiment.data else [])]
+    def run(experiment: Experiment) -> list[Point]:
+        return [*plain.run(experiment), *([Point("BLEU", "a", 1, 9.0)] if experiment.data else [])]
 
     charts = (*plain.charts, Chart(measure="BLEU", x="x"))
-    claim = replace(plain, measure=measure, charts=charts, optional_data="pairs")
+    claim = replace(plain, run=run, charts=charts, optional_data="pairs")
     assert len(claim.charts_of(run_claim(claim, seeds=1, folder=tmp_path).table)) == 1
     assert len(claim.charts_of(run_claim(claim, seeds=1, folder=tmp_path, data=pairs).table)) == 2
     kept = run_claim(claim, seeds=1, folder=tmp_path)  # a run without data does not replace results with data

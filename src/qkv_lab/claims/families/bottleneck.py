@@ -50,7 +50,7 @@ def make_pair(rng: Random, length: int) -> tuple[str, str]:
     return " ".join(symbols), " ".join(reversed(symbols))
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Train each model to reverse strings of all lengths, and let it reverse new ones."""
     settings, rng = experiment.settings, Random(experiment.seed)
     longest = max(settings.lengths)
@@ -72,7 +72,7 @@ def measure(experiment: Experiment) -> Iterator[Point]:
             yield Point(ACCURACY, name, length, sum(correct) / len(correct))
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """With one vector, accuracy falls with the length; with either kind of attention it does not."""
     lengths = table.xs(ACCURACY)
     curves = {name: list(table.curve(ACCURACY, name).values()) for name in table.series(ACCURACY)}
@@ -137,8 +137,8 @@ CLAIM = Claim(
         "small": BottleneckSettings(),
         "full": BottleneckSettings(lengths=(2, 4, 8, 12, 16, 24, 32), train_pairs=200_000, test_pairs=500, steps=5000),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(Chart(measure=ACCURACY, x="symbols in the source"),),
     example=example,
 )

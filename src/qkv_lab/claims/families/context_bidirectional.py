@@ -56,7 +56,7 @@ def make_sentence(rng: Random, num_words: int) -> tuple[list[str], list[int], li
     return words, offsets, tags
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Train a tagger with either mask, and measure its accuracy by the offset of the deciding word."""
     settings, rng = experiment.settings, Random(experiment.seed)
     keys = {**RECIPE, "train.steps": settings.steps}
@@ -81,7 +81,7 @@ def measure(experiment: Experiment) -> Iterator[Point]:
             yield Point(ACCURACY, name, offset, sum(correct) / len(correct))
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Both masks read the words before; only the bidirectional one reads the words after."""
     encoder, decoder = MASKS
     before, after = [o for o in OFFSETS if o < 0], [o for o in OFFSETS if o > 0]
@@ -137,8 +137,8 @@ CLAIM = Claim(
         "small": ContextBidirectionalSettings(),
         "full": ContextBidirectionalSettings(train_sentences=10_000, test_sentences=2000, steps=1000),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(Chart(measure=ACCURACY, x="position of the deciding word, relative to the tagged word"),),
     example=example,
 )

@@ -61,7 +61,7 @@ def make_line(symbols: str) -> str:
     return f"{symbols} copy {symbols}"
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Train each model on sequences of all lengths, and measure the accuracy of the copy by length."""
     settings, rng = experiment.settings, Random(experiment.seed)
     files = write_files(experiment, rng)
@@ -131,7 +131,7 @@ def copy_accuracy(trained: TrainingResult, sequences: Sequence[str]) -> float:
     return correct.float().mean().item()
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Attention copies at every length; a recurrent state loses long sequences; a window ends at its reach."""
     lengths = [int(x) for x in table.xs(ACCURACY)]
     longest = lengths[-1]
@@ -223,8 +223,8 @@ CLAIM = Claim(
         "small": CopyingSettings(),
         "full": CopyingSettings(width=64, max_length=32, train_lines=200_000, test_lines=500, steps=4000),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=ACCURACY, x="symbols in the sequence", log_x=True, is_fraction=True),
         Chart(measure=LOSS, x="training steps"),

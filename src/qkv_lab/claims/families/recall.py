@@ -46,7 +46,7 @@ def make_line(rng: Random, distance: int) -> str:
     return " ".join([f"set{value}", *["word"] * (distance - 1), "get", f"value{value}"])
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Train each model on all distances, and measure the accuracy of the answer at each distance."""
     settings, rng = experiment.settings, Random(experiment.seed)
 
@@ -74,7 +74,7 @@ def powers_of_two(largest: int) -> list[int]:
     return [2**k for k in range(largest.bit_length())]
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Attention does not depend on the distance; a recurrent state loses the value; a window ends at its reach."""
     distances = [int(x) for x in table.xs(ACCURACY)]
     farthest = distances[-1]
@@ -141,8 +141,8 @@ CLAIM = Claim(
         "small": RecallSettings(),
         "full": RecallSettings(width=64, max_distance=256, train_lines=100_000, test_lines=500, steps=3000),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(Chart(measure=ACCURACY, x="distance in tokens", log_x=True),),
     example=example,
 )

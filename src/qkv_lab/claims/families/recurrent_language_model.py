@@ -40,7 +40,7 @@ class RecurrentLanguageModelSettings:
     rates: tuple[float, ...] = (3e-3, 1e-2, 3e-2)
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Train both models on the same text; score new text by position; time steps with several lengths."""
     settings = experiment.settings
     corpus = write_corpus(experiment, settings.train_bytes, settings.valid_bytes)
@@ -50,10 +50,10 @@ def measure(experiment: Experiment) -> Iterator[Point]:
         steps = {"train.steps": settings.steps, "train.eval_every": settings.steps // settings.num_evaluations}
         runs = {}
         for rate in settings.rates:
-            run = f"{name}, learning rate {rate:g}"
-            runs[run] = experiment.train(run, {**keys, **steps, "train.lr": rate, "train.eval_examples": 1})
-            yield Point(RATE, name, rate, runs[run].run_end.metrics["loss"])
-        best = min(runs, key=lambda run: runs[run].run_end.metrics["loss"])
+            title = f"{name}, learning rate {rate:g}"
+            runs[title] = experiment.train(title, {**keys, **steps, "train.lr": rate, "train.eval_examples": 1})
+            yield Point(RATE, name, rate, runs[title].run_end.metrics["loss"])
+        best = min(runs, key=lambda title: runs[title].run_end.metrics["loss"])
         trained = runs[best]
         assert isinstance(trained.network, Decoder)
         yield Point(PARAMETERS, name, 0, sum(one.numel() for one in trained.network.parameters()))
@@ -99,7 +99,7 @@ def loss_by_position(network: Decoder, ids: torch.Tensor) -> torch.Tensor:
     return torch.cat(losses).mean(dim=0)
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """The Transformer is expected to learn more from the same tokens, above all from distant ones, and in less time."""
     lstm, transformer = NAMES.values()
     step = table.xs(LOSS)[-1]
@@ -180,11 +180,11 @@ CLAIM = Claim(
         "small": RecurrentLanguageModelSettings(),
         "full": RecurrentLanguageModelSettings(128, 512, 8_000_000, 200_000, 256, 3000, 15, (32, 128, 512, 2048), 30),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=LOSS, x="training steps"),
-        Chart(measure=RATE, x="learning rate", log_x=True, whole=False),
+        Chart(measure=RATE, x="learning rate", log_x=True, integer_x=False),
         Chart(measure=POSITION, x="bytes of context before the predicted byte, at least", log_x=True),
         Chart(measure=SECONDS, x="bytes in a passage", log_x=True, log_y=True),
     ),

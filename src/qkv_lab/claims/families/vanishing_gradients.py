@@ -35,7 +35,7 @@ class VanishingGradientsSettings:
     train_bytes: int = 300_000
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Train a language model of each kind; measure gradients with new weights and with trained ones."""
     settings = experiment.settings
     corpus = write_corpus(experiment, settings.train_bytes, 2000)
@@ -96,7 +96,7 @@ def factor_per_step(table: Table, measure: str, series: str) -> float:
     return math.exp(math.log(ratio) / (far - near))
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Recurrent gradients fall by a constant factor per step, slower with gates; attention has no such factor."""
     factors = {name: factor_per_step(table, INITIAL, name) for name in table.series(INITIAL)}
     large = factors.pop(LARGE)
@@ -170,8 +170,8 @@ CLAIM = Claim(
         "small": VanishingGradientsSettings(),
         "full": VanishingGradientsSettings(width=64, num_windows=32, steps=1500, train_bytes=3_000_000),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=INITIAL, x="distance in tokens", log_x=True, log_y=True),
         Chart(measure=TRAINED, x="distance in tokens", log_x=True, log_y=True),

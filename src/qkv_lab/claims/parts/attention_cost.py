@@ -35,7 +35,7 @@ class AttentionCostSettings:
     window: int = 128
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Count the FLOPs of a block and of an LSTM layer."""
     settings = experiment.settings
     width = settings.widths[0]
@@ -89,7 +89,7 @@ def count_lstm_step_flops(width: int) -> int:
     return int(counter.get_total_flops())
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Attention grows with the square of the length, everything else in proportion to it."""
     powers = {name: table.exponent(FLOPS, name) for name in (ATTENTION, LINEAR, LSTM)}
     window = table.exponent(FLOPS, WINDOW, [float(x) for x in table.xs(FLOPS)[-2:]])
@@ -156,13 +156,13 @@ CLAIM = Claim(
         "small": AttentionCostSettings(),
         "full": AttentionCostSettings((96, 384, 1536, 6144, 24576, 98304), (256, 64, 1024, 4096)),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=FLOPS, x="tokens", log_x=True, log_y=True),
         Chart(measure=SHARE, x="tokens", log_x=True, is_fraction=True),
     ),
     example=example,
     seeds={"mini": 1, "small": 1, "full": 1},
-    is_counted=True,
+    is_deterministic=True,
 )

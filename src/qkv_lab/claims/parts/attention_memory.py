@@ -29,7 +29,7 @@ class AttentionMemorySettings:
     repeats: int = 5  # the fastest counts
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Run a block with two kernels, and an LSTM layer."""
     settings = experiment.settings
     for length in settings.lengths:
@@ -75,7 +75,7 @@ def time_run(layer: nn.Module, x: Tensor) -> float:
     return time.perf_counter() - before
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Memory is quadratic with the eager kernel only."""
     long = [float(x) for x in table.xs(MEMORY)[-2:]]
     powers = {name: table.exponent(MEMORY, name, long) for name in (EAGER, FUSED, LSTM)}
@@ -135,8 +135,8 @@ CLAIM = Claim(
         "small": AttentionMemorySettings(),
         "full": AttentionMemorySettings(256, 4, (128, 256, 512, 1024, 2048, 4096), repeats=10),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=MEMORY, x="tokens", log_x=True, log_y=True),
         Chart(measure=SECONDS, x="tokens", log_x=True, log_y=True),
@@ -144,5 +144,5 @@ CLAIM = Claim(
     example=example,
     seeds={"mini": 1, "small": 1, "full": 1},
     timed=(SECONDS,),
-    is_counted=True,
+    is_deterministic=True,
 )

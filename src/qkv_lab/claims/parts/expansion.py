@@ -45,7 +45,7 @@ class ExpansionSettings:
         return 2 * self.heads * round(width / (2 * self.heads))  # rotary positions need heads of an even dimension
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Count the parameters of published models, and train small models with feed-forwards of several widths."""
     settings = experiment.settings
     for name, preset in PUBLISHED.items():
@@ -68,7 +68,7 @@ def measure(experiment: Experiment) -> Iterator[Point]:
                 yield Point(BLOCK_SHARE, "counted", expansion, parameters["mlp"] / size)
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """MLPs hold most parameters of large models; more width helps, and at equal size the choice hardly matters."""
     shares = table.curve(MODEL_SHARE, "MLPs")
     billions = table.mean(BILLIONS, "MLPs", "GPT-3")
@@ -141,8 +141,8 @@ CLAIM = Claim(
         "small": ExpansionSettings(),
         "full": ExpansionSettings(width=96, heads=4, train_bytes=4_000_000, steps=1500, batch_tokens=1024),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=MODEL_SHARE, x="published models"),
         Chart(measure=BLOCK_SHARE, x="expansion", log_x=True),

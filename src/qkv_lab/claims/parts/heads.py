@@ -36,7 +36,7 @@ class HeadsSettings:
     code_steps: int = 250
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Train models with different numbers of heads on tags that depend on four tokens, and on Python code."""
     settings = experiment.settings
     relations = write_relations(experiment)
@@ -82,7 +82,7 @@ def write_relations(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Four relations need four heads; parameters and FLOPs do not change; on code the difference is small."""
     accuracy = {int(heads): value for heads, value in table.curve(ACCURACY, RELATIONS).items()}
     enough = [value for heads, value in accuracy.items() if heads >= len(OFFSETS)] or [0.0]
@@ -163,8 +163,8 @@ CLAIM = Claim(
             code_steps=2000,
         ),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=ACCURACY, x="heads", log_x=True, is_fraction=True),
         Chart(measure=LOSS, x="heads", log_x=True),

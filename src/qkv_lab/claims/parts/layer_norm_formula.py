@@ -41,7 +41,7 @@ class RootStdNorm(nn.Module):
         return (x - mean) / (std.sqrt() + 1e-5)
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """The scale of normalised vectors, and of the residual stream of a decoder with each of the formulas."""
     settings = experiment.settings
     for name, norm in ((RIGHT, nn.LayerNorm(settings.width)), (WRONG, RootStdNorm())):
@@ -71,7 +71,7 @@ def replace_norms(network: Decoder) -> None:
                 setattr(module, name, RootStdNorm())
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """The right formula gives every vector a standard deviation of 1; the wrong one gives √σ."""
     right, wrong = (table.exponent(OUTPUT, name) for name in (RIGHT, WRONG))
     largest_mean = max(abs(value) for value in table.curve(MEAN, RIGHT).values())
@@ -145,12 +145,12 @@ CLAIM = Claim(
         "small": LayerNormFormulaSettings(),
         "full": LayerNormFormulaSettings(width=256),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
-        Chart(measure=OUTPUT, x="standard deviation of the input", log_x=True, log_y=True, whole=False),
+        Chart(measure=OUTPUT, x="standard deviation of the input", log_x=True, log_y=True, integer_x=False),
         Chart(measure=STREAM, x="layer", log_x=True, log_y=True),
     ),
     example=example,
-    is_counted=True,
+    is_deterministic=True,
 )

@@ -29,7 +29,7 @@ class LinearAttentionStackSettings:
     heads: tuple[int, ...] = (1, 2, 4)
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Compare stacks of attention layers with single layers."""
     settings = experiment.settings
     for layers in settings.layers:
@@ -106,7 +106,7 @@ def count_terms(settings: LinearAttentionStackSettings, heads: int, layers: int)
     return int(torch.linalg.matrix_rank(matrix, rtol=1e-12))
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """A stack with fixed patterns is one layer; real patterns are not fixed."""
     layers = int(table.xs(ERROR)[-1])
     fixed, dynamic = (table.curve(ERROR, name).values() for name in (FIXED, DYNAMIC))
@@ -175,12 +175,12 @@ CLAIM = Claim(
         "small": LinearAttentionStackSettings(),
         "full": LinearAttentionStackSettings(width=32, num_tokens=20, layers=(1, 2, 3, 4)),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=ERROR, x="layers", log_y=True),
         Chart(measure=TERMS, x="layers", log_y=True),
     ),
     example=example,
-    is_counted=True,
+    is_deterministic=True,
 )

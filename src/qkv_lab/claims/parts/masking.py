@@ -36,7 +36,7 @@ class MaskingSettings:
     batch_size: int = 64
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """The weights of random scores under three masks; then the losses of two language models."""
     settings = experiment.settings
     scores = torch.randn(settings.num_heads, settings.num_queries, settings.num_queries)
@@ -112,7 +112,7 @@ def next_token_loss(network: Decoder, tokens: Tensor, tap: Tap) -> Tensor:
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Scores of 0 leak weight to the future, and a model learns to use it."""
     leaks = {name: list(table.curve(FUTURE, name).values()) for name in MASKS}
     totals = list(table.curve(TOTAL, ZERO_WEIGHTS).values())
@@ -179,13 +179,13 @@ CLAIM = Claim(
         "small": MaskingSettings(),
         "full": MaskingSettings(num_queries=256, vocab_size=32, length=16, width=128, steps=2000),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=FUTURE, x="position of the query", is_fraction=True),
         Chart(measure=TOTAL, x="position of the query", is_fraction=True),
         Chart(measure=LOSS, x="mask", title="loss on random tokens (nats per token)"),
     ),
     example=example,
-    is_counted=True,
+    is_deterministic=True,
 )

@@ -27,7 +27,7 @@ class NormPlacementSettings:
     num_tokens: int = 32
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """The gradients of the down-projections of random decoders, by depth and by layer."""
     settings = experiment.settings
     for name, placement in PLACEMENTS.items():
@@ -46,7 +46,7 @@ def layer_gradients(settings: NormPlacementSettings, layers: int, placement: str
     return [block.ffn.down.weight.grad.norm().item() for block in network.decoder.blocks]  # type: ignore[union-attr, operator]
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Xiong et al., 2020: the last gradient falls as 1/√depth with pre-norm, and does not fall with post-norm."""
     exponents = {name: table.exponent(LAST, name) for name in PLACEMENTS}
     deep = int(table.xs(LAST)[-1])
@@ -120,13 +120,13 @@ CLAIM = Claim(
         "small": NormPlacementSettings(),
         "full": NormPlacementSettings(width=256, num_sequences=8, num_tokens=64),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=LAST, x="layers of the decoder", log_x=True, log_y=True),
         Chart(measure=BY_LAYER, x="layer", log_y=True),
     ),
     example=example,
     seeds={"mini": 1, "small": 10, "full": 10},
-    is_counted=True,
+    is_deterministic=True,
 )

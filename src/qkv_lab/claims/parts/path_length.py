@@ -26,7 +26,7 @@ class PathLengthSettings:
     width: int = 16
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Count operations in the autograd graph, and layers until the gradient of the first token arrives."""
     settings = experiment.settings
     for length in settings.lengths:
@@ -102,7 +102,7 @@ def depends_on_first_token(out: Tensor, x: Tensor) -> bool:
     return gradient is not None and bool(gradient[0, 0].abs().max() > 0)
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Attention needs a constant number of sequential operations and one layer; an LSTM needs one step per token."""
     longest = table.xs(CHAIN)[-1]
     chains = {name: list(table.curve(CHAIN, name).values()) for name in (ATTENTION, LSTM)}
@@ -169,13 +169,13 @@ CLAIM = Claim(
         "small": PathLengthSettings(),
         "full": PathLengthSettings((8, 16, 32, 64, 128, 256)),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=CHAIN, x="tokens", log_x=True, log_y=True),
         Chart(measure=DISTANCE, x="tokens", log_x=True, log_y=True),
     ),
     example=example,
     seeds={"mini": 1, "small": 1, "full": 1},
-    is_counted=True,
+    is_deterministic=True,
 )

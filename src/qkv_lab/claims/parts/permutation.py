@@ -32,7 +32,7 @@ class PermutationSettings:
     swapped: int = 5  # this token and the next one trade places
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Permute the tokens of random networks, and compare their outputs."""
     settings = experiment.settings
     ids = torch.randperm(settings.num_tokens)[None]  # no token occurs twice
@@ -78,7 +78,7 @@ def relative_difference(found: Tensor, expected: Tensor) -> float:
     return max(float(difference), torch.finfo(torch.float64).eps)
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Only a network without positions and without a causal mask is equivariant."""
     equivariant = table.curve(DIFFERENCE, EQUIVARIANT)
     moved = table.mean(DIFFERENCE, INVARIANT, PLAIN)
@@ -150,12 +150,12 @@ CLAIM = Claim(
         "small": PermutationSettings(),
         "full": PermutationSettings(width=256, layers=(1, 2, 4, 8), num_tokens=64, swapped=20),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=DIFFERENCE, x="network", log_y=True),
         Chart(measure=CHANGED, x="network", title="outputs that change when two neighbours trade places"),
     ),
     example=example,
-    is_counted=True,
+    is_deterministic=True,
 )

@@ -41,7 +41,7 @@ class PositionsSettings:
     num_scored: int = 128  # walks of four times the trained length
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Train a decoder with each kind of position, and score walks that are four times as long."""
     settings = experiment.settings
     chain = MarkovChain(random.Random(experiment.seed), settings.num_states, settings.order)
@@ -61,7 +61,7 @@ def measure(experiment: Experiment) -> Iterator[Point]:
             yield Point(LOSS, name, end / settings.length, losses[end - settings.length // 2 : end].mean().item())
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Only positions that act on distances, and have seen all of them, extrapolate."""
     rise = {name: table.difference(LOSS, (name, FAR), (name, TRAINED)) for name in KINDS}
     within = {name: table.mean(LOSS, name, TRAINED) for name in KINDS}
@@ -140,8 +140,8 @@ CLAIM = Claim(
         "small": PositionsSettings(),
         "full": PositionsSettings(num_states=8, length=64, width=64, num_walks=1000, steps=1000, batch_tokens=1024),
     },
-    measure=measure,
-    expect=expect,
-    charts=(Chart(measure=LOSS, x="position / trained length", whole=False),),
+    run=run,
+    check=check,
+    charts=(Chart(measure=LOSS, x="position / trained length", integer_x=False),),
     example=example,
 )

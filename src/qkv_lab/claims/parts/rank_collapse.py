@@ -46,7 +46,7 @@ class RankCollapseSettings:
     layers: int = 16
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """The distance of the vectors from their mean over tokens, after each layer of stacks with some of their parts."""
     settings = experiment.settings
     for name, parts in VARIANTS.items():
@@ -87,7 +87,7 @@ def run_parts(stack: Stack, x: Tensor, parts: Parts) -> Iterator[Tensor]:
         yield x
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Without skip connections tokens become equal, with or without an MLP; with skip connections they do not."""
     xs = [int(x) for x in table.xs(DISTANCE)]
     layers, half = xs[-1], xs[len(xs) // 2 - 1]
@@ -157,9 +157,9 @@ CLAIM = Claim(
         "small": RankCollapseSettings(),
         "full": RankCollapseSettings(512, 8, 128, layers=48),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(Chart(measure=DISTANCE, x="layers", log_y=True),),
     example=example,
-    is_counted=True,
+    is_deterministic=True,
 )

@@ -52,7 +52,7 @@ class IndexEmbedding(Embedding):
         return positions[..., None] * self.factor * weights
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Compare embeddings of tokens and positions; then train decoders to copy the token three positions before."""
     settings = experiment.settings
     yield from compare_vectors(settings)
@@ -122,7 +122,7 @@ def normed_vectors(settings: RawIndicesSettings, network: Decoder, position: int
     return F.normalize(F.layer_norm(vectors[:, 0], vectors.shape[-1:]), dim=1)
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Raw indices are learned later than sinusoids. Their gradient exists; tokens or positions become too similar."""
     (trained, longer), far = table.xs(LONGER)[:2], table.xs(TOKENS)[-1]
     reached = {name: table.mean(LONGER, name, trained) for name in table.series(LONGER)}
@@ -219,8 +219,8 @@ CLAIM = Claim(
         "small": RawIndicesSettings(),
         "full": RawIndicesSettings(steps=8000, curve=(100, 200, 400, 800, 1600, 3200, 8000), factors=(1, 2, 4, 8)),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=ACCURACY, x="training steps", log_x=True, is_fraction=True),
         Chart(measure=LONGER, x="tokens in the test", log_x=True, is_fraction=True),

@@ -41,7 +41,7 @@ class ResidualsSettings:
     batch_tokens: int = 512
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Pass a gradient through random stacks with and without skip connections and norms; then train some of them."""
     settings = experiment.settings
     for name, change in VARIANTS.items():
@@ -76,7 +76,7 @@ def pass_through(layers: int, width: int, num_tokens: int, change: dict[str, str
     return gradient.norm().clamp(limits.tiny, limits.max).log10().item(), difference.clamp(min=eps).log10().item()
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Skip connections keep the gradient; without them tokens become alike, and a deep stack does not learn."""
     depths, deep_trained = [float(x) for x in table.xs(GRADIENT)], table.xs(LOSS)[-1]
     deep = table.xs(GRADIENT)[-1]
@@ -162,8 +162,8 @@ CLAIM = Claim(
             width=128, trained_depths=(2, 4, 8, 16, 32), trained_width=64, num_walks=8000, steps=250
         ),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=GRADIENT, x="layers", log_x=True),
         Chart(measure=DIFFERENCE, x="layers", log_x=True),

@@ -22,7 +22,7 @@ class ScoreScalingSettings:
     num_queries: int = 2000
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """The spread of the scores of random vectors, and the norm of the softmax's Jacobian, by head dimension."""
     settings = experiment.settings
     for dim in settings.head_dims:
@@ -41,7 +41,7 @@ def jacobian_norm(weights: torch.Tensor) -> torch.Tensor:
     return norm.clamp(min=0).sqrt().mean()
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """The spread grows as √d without the division, and stays at 1 with it."""
     dims = table.xs(SPREAD)
     growth, flat = table.exponent(SPREAD, "QKᵀ"), table.exponent(SPREAD, "QKᵀ / √d")
@@ -93,12 +93,12 @@ CLAIM = Claim(
         "small": ScoreScalingSettings(),
         "full": ScoreScalingSettings(),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=SPREAD, x="head dimension d", log_x=True, log_y=True),
         Chart(measure=GRADIENT, x="head dimension d", log_x=True),
     ),
     example=example,
-    is_counted=True,
+    is_deterministic=True,
 )

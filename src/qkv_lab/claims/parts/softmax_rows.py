@@ -31,7 +31,7 @@ class SoftmaxRowsSettings:
     num_heads: int = 4
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Weights and outputs of self-attention with random queries, keys and values, by the number of keys."""
     settings = experiment.settings
     for keys in settings.num_keys:
@@ -47,7 +47,7 @@ def measure(experiment: Experiment) -> Iterator[Point]:
             yield Point(EFFECT, name, keys, others.mean().item())
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Only the softmax over the keys gives weights that sum to 1."""
     fewest, most = (table.xs(SUM)[i] for i in (0, -1))
     sums = {name: table.mean(SUM, name, most) for name in NORMALISATIONS}
@@ -113,12 +113,12 @@ CLAIM = Claim(
         "small": SoftmaxRowsSettings(),
         "full": SoftmaxRowsSettings((4, 16, 64, 256, 1024, 4096)),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=SUM, x="keys", log_x=True, log_y=True),
         Chart(measure=NORM, x="keys", log_x=True, log_y=True),
     ),
     example=example,
-    is_counted=True,
+    is_deterministic=True,
 )

@@ -42,7 +42,7 @@ class TiedEmbeddingsSettings:
     batch_tokens: int = 512
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Count the output matrices of published models, and train small models with tied and untied ones."""
     settings = experiment.settings
     for name, preset in PUBLISHED.items():
@@ -83,7 +83,7 @@ def train_longer(experiment: Experiment, model: dict[str, Any]) -> Iterator[Poin
                 yield Point(BITS_BY_STEPS, series + suffix, steps, trained.run_end.metrics["bits_per_byte"])
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Tying saves one matrix; the loss does not rise."""
     sizes = table.xs(BITS)
     large = sizes[-1]
@@ -173,8 +173,8 @@ CLAIM = Claim(
             (1024, 4096, 16_384), width=128, train_bytes=4_000_000, steps=2000, more_steps=6000
         ),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=BITS, x="vocabulary size", log_x=True),
         Chart(measure=BITS_BY_STEPS, x="training steps"),

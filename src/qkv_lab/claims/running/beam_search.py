@@ -82,7 +82,7 @@ class BeamSearchSettings:
     max_pairs: int = 1000
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Probability, search errors and lengths for short and long sentences; hypotheses; BLEU, if there are pairs."""
     settings, translator = experiment.settings, qkv.load("en-fr")
     for number, (group, text) in enumerate(SENTENCES.items()):
@@ -169,7 +169,7 @@ def largest_loss(curve: list[float]) -> float:
     return max(0.0, *(a - b for a, b in pairwise(curve)))
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Beams find more probable outputs than greedy decoding. Without length penalty, wide ones shorten long outputs."""
     beams = [int(beam) for beam in table.xs(SCORE)]
     curves = {group: list(table.curve(SCORE, f"{group}: beam search").values()) for group in SENTENCES}
@@ -264,8 +264,8 @@ CLAIM = Claim(
         "small": BeamSearchSettings(),
         "full": BeamSearchSettings(beams=(1, 2, 4, 8, 16, 32, 64), max_pairs=3000),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=SCORE, x="beams, or samples n", log_x=True),
         Chart(measure=FOUND, x="beams, or samples n", log_x=True),

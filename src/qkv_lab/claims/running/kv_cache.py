@@ -33,7 +33,7 @@ class KvCacheSettings:
     source_length: int = 16
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """The work, the tokens and the seconds of generation with each store; the size of both caches."""
     settings = experiment.settings
     source = torch.randint(VOCABULARY, (1, settings.source_length))
@@ -113,7 +113,7 @@ def name_heads(kv_heads: int) -> str:
     return f"{kv_heads} key/value head" + ("s" if kv_heads > 1 else "")
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Without the cache of the target, the work grows by one power of n more. The tokens are the same."""
     last = table.xs(WORK)[-1]
     growth = {store: table.exponent(WORK, store) for store in (MEMORY, CROSS, BOTH)}
@@ -184,15 +184,15 @@ CLAIM = Claim(
         "small": KvCacheSettings(),
         "full": KvCacheSettings((16, 32, 64, 128, 256, 512, 1024)),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=WORK, x="generated tokens n", log_x=True, log_y=True),
         Chart(measure=SIZE, x="generated tokens n", log_x=True, log_y=True),
         Chart(measure=SECONDS, x="generated tokens n", log_x=True, log_y=True),
     ),
     example=example,
-    is_counted=True,
+    is_deterministic=True,
     timed=(SECONDS,),
     seeds={"mini": 1, "small": 3, "full": 3},
 )

@@ -37,7 +37,7 @@ class QuantisationSettings:
 
 
 @torch.no_grad()
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Train a model; the size and the loss of its int8 and int4 copies; the loss with weights rounded to n bits."""
     settings = experiment.settings
     keys = {
@@ -100,7 +100,7 @@ def round_weights(weight: Tensor, bits: int, scales: str) -> Tensor:
     return rounded.view_as(weight)
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """int8 is free, int4 nearly; at few bits, small groups lose less."""
     sizes, losses = table.curve(SIZE, "matrices"), table.curve(LOSS, "loss")
     rises = {name: table.mean(RISE, name, 4) for name in (TENSOR, ROW, GROUP)}
@@ -166,8 +166,8 @@ CLAIM = Claim(
         "small": QuantisationSettings(),
         "full": QuantisationSettings(5000, 192, train_bytes=10_000_000, num_passages=300),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=SIZE, x="precision of the matrices"),
         Chart(measure=LOSS, x="precision of the matrices"),

@@ -46,7 +46,7 @@ class SamplingSettings:
     new_tokens: int = 200
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Train a model, and compare texts of each strategy with the text that follows the prompts."""
     settings = experiment.settings
     keys = {
@@ -113,7 +113,7 @@ def entropy(logits: Tensor) -> Tensor:
     return -(distribution * distribution.clamp(min=1e-30).log()).sum(dim=1)
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Greedy text is too probable and repeats itself; text sampled at temperature 1 is like held-out text."""
     loss, repeated, kept = table.curve(LOSS, "text"), table.curve(REPEATED, "text"), table.curve(KEPT, UNSURE)
     sure = table.curve(KEPT, SURE)
@@ -188,8 +188,8 @@ CLAIM = Claim(
         "small": SamplingSettings(),
         "full": SamplingSettings(3000, num_texts=100),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=LOSS, x="how tokens are chosen"),
         Chart(measure=REPEATED, x="how tokens are chosen"),

@@ -34,7 +34,7 @@ class SpeculativeSettings:
     train_bytes: int = 500_000
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Train the models, and generate from held-out prompts with each draft."""
     settings = experiment.settings
     keys = {**BYTE_MODEL, **write_corpus(experiment, settings.train_bytes, 50_000), "data.max_length": 128}
@@ -83,7 +83,7 @@ def compare(
     yield Point(SAME, name, count, sum(a == b for a, b in pairs) / num_tokens)
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """The tokens are the same; a better draft needs fewer passes."""
     drafts = [name for name in table.series(PASSES) if name.startswith("small")]
     counts = [int(count) for count in table.xs(PASSES)]
@@ -149,8 +149,8 @@ CLAIM = Claim(
         "small": SpeculativeSettings(),
         "full": SpeculativeSettings(192, 4, 4000, (10, 100, 1000, 4000), (1, 2, 4, 8, 17), 40, train_bytes=5_000_000),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=PASSES, x="proposed tokens n", log_x=True),
         Chart(measure=ACCEPTED, x="proposed tokens n", log_x=True),

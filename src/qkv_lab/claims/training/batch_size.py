@@ -36,7 +36,7 @@ class BatchSizeSettings:
     max_steps: int = 1000
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Steps and tokens to the target loss by batch size, each with its best learning rate."""
     settings = experiment.settings
     keys = {
@@ -83,7 +83,7 @@ def fit_critical_batch(table: Table) -> tuple[float, float]:
     return float(constant), float(slope / constant)
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Nearly half the steps at first, hardly fewer at the end, on a hyperbola; tokens and learning rate grow."""
     sizes = [int(size) for size in table.xs(STEPS)]
     steps = [table.mean(STEPS, "measured", size) for size in sizes]
@@ -157,8 +157,8 @@ CLAIM = Claim(
             max_steps=5000,
         ),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=STEPS, x="batch size (tokens)", log_x=True, log_y=True),
         Chart(measure=TOKENS, x="batch size (tokens)", log_x=True, log_y=True),

@@ -28,7 +28,7 @@ class DepthSettings:
     batch_tokens: int = 512
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Train decoders of each depth and norm placement, with and without warm-up."""
     settings = experiment.settings
     data = write_markov_chain(experiment, settings.num_walks, settings.num_tokens)
@@ -44,7 +44,7 @@ def measure(experiment: Experiment) -> Iterator[Point]:
                 yield Point(LOSS, name, depth, loss)
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Pre-norm learns at every depth; post-norm does not at the largest one, and warm-up helps it."""
     depths = table.xs(LOSS)
     shallow, deep = depths[0], depths[-1]
@@ -121,8 +121,8 @@ CLAIM = Claim(
         "small": DepthSettings(),
         "full": DepthSettings((2, 4, 8, 16, 32, 64), width=64, num_walks=8000, steps=300),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(Chart(measure=LOSS, x="layers", log_x=True),),
     example=example,
 )

@@ -26,7 +26,7 @@ class DropoutSettings:
     evaluations: int = 8
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """The loss at the end of training, and the lowest on the way there."""
     settings = experiment.settings
     for series, size in ((LITTLE, settings.little), (MORE, settings.more)):
@@ -51,7 +51,7 @@ def measure(experiment: Experiment) -> Iterator[Point]:
                 yield from (Point(CURVE, f"dropout {rate:g}", int(step), loss) for step, loss in losses.items())
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Dropout helps with little data and harms with more data; early stopping does most of its work."""
     little, stopped, more = (table.curve(LOSS, name) for name in (LITTLE, STOPPED, MORE))
     rates = table.xs(LOSS)
@@ -120,10 +120,10 @@ CLAIM = Claim(
         "small": DropoutSettings(),
         "full": DropoutSettings((0.0, 0.1, 0.2, 0.3, 0.4, 0.5), 8000, 1_000_000, 50_000, steps=2000, evaluations=20),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
-        Chart(measure=LOSS, x="dropout", whole=False),
+        Chart(measure=LOSS, x="dropout", integer_x=False),
         Chart(measure=CURVE, x="step"),
     ),
     example=example,

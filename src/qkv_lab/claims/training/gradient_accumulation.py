@@ -31,7 +31,7 @@ class GradientAccumulationSettings:
     num_micro_batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """The difference of accumulated gradients, and the memory of one micro-batch, by the number of micro-batches."""
     settings = experiment.settings
     for lengths in ("equal lengths", "different lengths"):
@@ -76,7 +76,7 @@ def prepare_batch(experiment: Experiment, lengths: str) -> tuple[TrainingModule,
     return module, next(iter(Loader(prepared.train_data)))
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Dividing by all labels is exact; means of means are exact for equal label counts only; memory falls as 1/k."""
     counts = table.xs(DIFFERENCE)
     exact = [
@@ -155,12 +155,12 @@ CLAIM = Claim(
         "small": GradientAccumulationSettings(),
         "full": GradientAccumulationSettings(num_texts=256, max_words=100, num_micro_batches=(1, 4, 16, 64, 128)),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=DIFFERENCE, x="number of micro-batches k", log_x=True, log_y=True),
         Chart(measure=MEMORY, x="number of micro-batches k", log_x=True, log_y=True),
     ),
     example=example,
-    is_counted=True,
+    is_deterministic=True,
 )

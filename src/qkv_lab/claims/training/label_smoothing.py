@@ -37,7 +37,7 @@ class LabelSmoothingSettings:
     num_topics: int = 4
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Calibration error, loss and accuracy on test texts, by label smoothing and by the amount of training data."""
     settings = experiment.settings
     topics = (0.7 * torch.randn(settings.num_topics, NUM_WORDS)).softmax(dim=1)  # (K, V)
@@ -93,7 +93,7 @@ def evaluate(model: TextModel, test: list[dict[str, str]], series: str, smoothin
     yield Point(ACCURACY, series, smoothing, (probabilities.argmax(1) == expected).mean())
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Smoothing helps the calibration and the loss of a model that overfits, and harms those of one that does not."""
     plain, usual = 0.0, 0.1
     error = {name: [table.mean(CALIBRATION, name, x) for x in (plain, usual)] for name in table.series(CALIBRATION)}
@@ -170,12 +170,12 @@ CLAIM = Claim(
         "small": LabelSmoothingSettings(),
         "full": LabelSmoothingSettings((0.0, 0.05, 0.1, 0.2, 0.3), more=100_000, num_test=10_000, steps=2500),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
-        Chart(measure=CALIBRATION, x="label smoothing", whole=False),
-        Chart(measure=LOSS, x="label smoothing", whole=False),
-        Chart(measure=ACCURACY, x="label smoothing", whole=False),
+        Chart(measure=CALIBRATION, x="label smoothing", integer_x=False),
+        Chart(measure=LOSS, x="label smoothing", integer_x=False),
+        Chart(measure=ACCURACY, x="label smoothing", integer_x=False),
     ),
     example=example,
 )

@@ -69,7 +69,7 @@ class OptimizersSettings:
     valid_bytes: int = 10_000
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Train with every optimizer and learning rate, and with LAMB and AdamW also in large batches."""
     settings = experiment.settings
     keys = {
@@ -151,7 +151,7 @@ def compare(worse: list[float], better: list[float]) -> tuple[float, float]:
     return fmean(differences), half_interval(differences)
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Adam beats SGD, AdamW equals Adam, Muon beats AdamW, LAMB gains in large batches; SGD has the smallest state."""
     tuned = {name: tuned_losses(table, name) for name in OPTIMIZERS}
     mean = {name: fmean(losses) for name, losses in tuned.items()}
@@ -265,11 +265,11 @@ CLAIM = Claim(
         "small": OptimizersSettings(),
         "full": OptimizersSettings((-3, -2, -1, 0, 1, 2, 3), 1500, 1024, 16, 4_000_000, 100_000),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
-        Chart(measure=LOSS, x="peak learning rate", log_x=True, whole=False),
-        Chart(measure=LARGE_BATCH_LOSS, x="peak learning rate", log_x=True, whole=False),
+        Chart(measure=LOSS, x="peak learning rate", log_x=True, integer_x=False),
+        Chart(measure=LARGE_BATCH_LOSS, x="peak learning rate", log_x=True, integer_x=False),
         Chart(measure=RANGE, x="optimizer"),
         Chart(measure=STATE, x="optimizer"),
     ),

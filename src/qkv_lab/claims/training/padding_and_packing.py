@@ -40,7 +40,7 @@ class PaddingAndPackingSettings:
     batch_size: int = 32
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Differences of outputs and gradients by layout, and the padding of each layout."""
     settings = experiment.settings
     lengths = torch.randint(2, settings.max_length + 1, (settings.num_documents,)).tolist()
@@ -48,11 +48,12 @@ def measure(experiment: Experiment) -> Iterator[Point]:
     targets = [torch.randint(0, VOCAB, (length,)) for length in lengths]
     for name, network in (("decoder", make_network("decoder")), ("encoder", make_network("encoder"))):
         parts = [
-            run(network, [document], [target], "packed") for document, target in zip(documents, targets, strict=True)
+            read_documents(network, [document], [target], "packed")
+            for document, target in zip(documents, targets, strict=True)
         ]
         alone = torch.cat([logits for logits, _ in parts]), torch.stack([gradient for _, gradient in parts]).sum(0)
         for layout in (*MASKED, *UNMASKED):
-            found = run(network, documents, targets, layout)
+            found = read_documents(network, documents, targets, layout)
             for what, one, reference in zip(("logits", "gradients"), found, alone, strict=True):
                 difference = (one - reference).norm() / reference.norm()
                 yield Point(DIFFERENCE, f"{name}: {what}", layout, max(difference.item(), ROUNDING))
@@ -67,7 +68,9 @@ def make_network(family: str) -> Network:
     return build(Config(**{family: stack}, head=head), dtype=torch.float64)  # type: ignore[arg-type]
 
 
-def run(network: Network, documents: Sequence[Tensor], targets: Sequence[Tensor], layout: str) -> tuple[Tensor, Tensor]:
+def read_documents(
+    network: Network, documents: Sequence[Tensor], targets: Sequence[Tensor], layout: str
+) -> tuple[Tensor, Tensor]:
     """The logits of all tokens, one document after another (n, V), and the gradient of their summed loss."""
     ids, document_ids = lay_out(documents, layout)
     has_mask = layout in MASKED
@@ -118,7 +121,7 @@ def padding_fractions(lengths: np.ndarray, settings: PaddingAndPackingSettings, 
     return {layout: float(1 - lengths.sum() / positions) for layout, positions in computed.items()}
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """With the mask all layouts agree up to rounding; without it they do not; packing has the least padding."""
     masked = [table.mean(DIFFERENCE, series, layout) for series in table.series(DIFFERENCE) for layout in MASKED]
     leaks = [table.mean(DIFFERENCE, series, layout) for series in table.series(DIFFERENCE) for layout in UNMASKED[1:]]
@@ -199,12 +202,12 @@ CLAIM = Claim(
         "small": PaddingAndPackingSettings(num_documents=32, max_length=64, num_paragraphs=8192),
         "full": PaddingAndPackingSettings(num_documents=64, max_length=128, num_paragraphs=32_768),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=DIFFERENCE, x="layout", log_y=True),
         Chart(measure=PADDING, x="layout"),
     ),
     example=example,
-    is_counted=True,
+    is_deterministic=True,
 )

@@ -46,7 +46,7 @@ class PrecisionSettings:
     sums: tuple[int, ...] = (16, 64, 256, 1024, 4096, 16384)
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Memory, lost gradients, lost updates, further training with rounded weights, and sums, in each format."""
     settings = experiment.settings
     keys = {
@@ -144,7 +144,7 @@ def add_one_by_one(term: float, count: int, dtype: torch.dtype) -> float:
     return total.item()
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Memory falls; float16 needs loss scaling; small updates and long sums need float32."""
     memory = table.mean(MEMORY, "memory", "bfloat16") / table.mean(MEMORY, "memory", "float32")
     largest, lr, count = table.xs(GRADIENTS)[-1], 1e-4, table.xs(SUM)[-1]
@@ -242,13 +242,13 @@ CLAIM = Claim(
         "small": PrecisionSettings(),
         "full": PrecisionSettings(steps=1500, further_steps=1000, train_bytes=3_000_000, valid_bytes=100_000),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=MEMORY, x="precision"),
         Chart(measure=GRADIENTS, x="tokens in the batch", log_x=True),
-        Chart(measure=UPDATES, x="learning rate", log_x=True, whole=False),
-        Chart(measure=FALL, x="learning rate", log_x=True, whole=False),
+        Chart(measure=UPDATES, x="learning rate", log_x=True, integer_x=False),
+        Chart(measure=FALL, x="learning rate", log_x=True, integer_x=False),
         Chart(measure=SUM, x="number of terms n", log_x=True),
     ),
     example=example,

@@ -40,7 +40,7 @@ class ScalingLawsSettings:
     valid_bytes: int = 20_000
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Train the grid of models and steps, fit the laws, predict the held-out runs, and repeat text."""
     settings = experiment.settings
     most = settings.steps[-1]
@@ -133,7 +133,7 @@ def extrapolate(ladder: list[ScaledRun], run: ScaledRun) -> float:
     return fmean(other.loss * float((run[axis] / other[axis]) ** exponent) for other in ladder)
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """The law predicts held-out runs, exponents are positive, and a few repetitions are nearly as good as new text."""
     exponents = {
         name: (table.mean(EXPONENT, POWER_LAW, name), table.half_interval(EXPONENT, POWER_LAW, name))
@@ -238,8 +238,8 @@ CLAIM = Claim(
             (16, 24, 32, 48, 64, 96), (200, 400, 800, 1600), 192, 3200, 48, (4, 16, 64, 256), 1024, 4_000_000, 100_000
         ),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=BY_PARAMETERS, x="parameters (without the embedding)", log_x=True),
         Chart(measure=BY_TOKENS, x="training tokens", log_x=True),

@@ -78,7 +78,7 @@ def make_line(rng: Random, task: str, settings: TeacherForcingSettings) -> Line:
     return line
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Train on each task, and let the model read the true tokens and its own; count sequential steps."""
     settings = experiment.settings
     for task in settings.tasks:
@@ -170,7 +170,7 @@ def count_steps(network: Decoder, length: int, num_calls: int) -> int:
     return sum(steps)
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Errors add up where a token depends on the last output; unseen contexts make it worse; otherwise they do not."""
     last = table.xs(ACCURACY)[-1]
     ends = {name: table.mean(ACCURACY, name, last) for name in table.series(ACCURACY)}
@@ -247,8 +247,8 @@ CLAIM = Claim(
         "small": TeacherForcingSettings(),
         "full": TeacherForcingSettings(train_lines=20_000, test_lines=2000, num_digits=32, steps=1500),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=ACCURACY, x="position of the token in the target"),
         Chart(measure=RULE, x="task"),

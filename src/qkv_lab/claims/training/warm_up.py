@@ -33,7 +33,7 @@ class WarmUpSettings:
     batch_tokens: int = 512
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Train pre-norm and post-norm decoders with and without warm-up, and measure their first step."""
     settings = experiment.settings
     data = write_markov_chain(experiment, settings.num_walks, settings.num_tokens)
@@ -65,7 +65,7 @@ def first_step_change(settings: WarmUpSettings, placement: str, lr: float) -> fl
     return float((after - before).norm() / before.norm())
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Only post-norm without warm-up fails."""
     failed = table.curve(FAILED, "all learning rates")
     best = {name: min(table.curve(LOSS, name).values()) for name in table.series(LOSS)}
@@ -143,11 +143,11 @@ CLAIM = Claim(
         "small": WarmUpSettings(),
         "full": WarmUpSettings((0.0005, 0.001, 0.002, 0.004, 0.008), layers=12, width=64, num_walks=8000, steps=200),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
-        Chart(measure=LOSS, x="peak learning rate", log_x=True, whole=False),
-        Chart(measure=FIRST_STEP, x="learning rate", log_x=True, whole=False),
+        Chart(measure=LOSS, x="peak learning rate", log_x=True, integer_x=False),
+        Chart(measure=FIRST_STEP, x="learning rate", log_x=True, integer_x=False),
     ),
     example=example,
 )

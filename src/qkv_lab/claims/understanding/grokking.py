@@ -51,7 +51,7 @@ class GrokkingSettings:
     save_every: int = 75
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Train on a part of the addition table; along the training, measure the accuracy on both parts."""
     settings = experiment.settings
     splits = split_table(settings.modulus, settings.fraction, random.Random(experiment.seed))
@@ -79,7 +79,7 @@ def split_table(modulus: int, fraction: float, generator: random.Random) -> dict
     return splits
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """The held-out part is learned later than the training part, and not without weight decay."""
     names = [f"{name}, {split}" for name in (DECAY, NO_DECAY) for split in (TRAINING, HELD_OUT)]
     curves = {name: table.curve(ACCURACY, name) for name in names}
@@ -150,8 +150,8 @@ CLAIM = Claim(
         "small": GrokkingSettings(),
         "full": GrokkingSettings(53, fraction=0.5, steps=4000, save_every=200),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(Chart(measure=ACCURACY, x="training step", is_fraction=True), Chart(measure=NORM, x="training step")),
     example=example,
 )

@@ -51,7 +51,7 @@ class InductionHeadsSettings:
     save_every: int = 60
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Train models of one and two layers; along the training, measure the induction scores and the loss."""
     settings, generator = experiment.settings, random.Random(experiment.seed)
     documents = [make_document(settings, generator) for _ in range(settings.documents)]
@@ -123,7 +123,7 @@ def choose_ablations(heads: Sequence[HeadSummary]) -> dict[str, list[Edit]]:
     }
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Two layers learn from their context, at the same time as induction heads appear; one layer does not."""
     steps = table.xs(LOSS)
     losses, scores = ([table.mean(measure, name, steps[-1]) for name in (ONE, TWO)] for measure in (LOSS, SCORE))
@@ -212,8 +212,8 @@ CLAIM = Claim(
         "small": InductionHeadsSettings(),
         "full": InductionHeadsSettings(128, 96, 20_000, 128, 64, steps=1000, save_every=50),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=LOSS, x="training step"),
         Chart(measure=SCORE, x="training step", is_fraction=True),

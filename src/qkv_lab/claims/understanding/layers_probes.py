@@ -25,7 +25,7 @@ from qkv_lab.table import Point, Table
 
 GENERATED = "accuracy of probes, generated sentences"
 TREEBANK = "accuracy of probes, treebank"
-PLACE = "accuracy of probes on the vector at a word"
+PROBE_ACCURACY = "accuracy of probes on the vector at a word"
 TAG, RELATION = "part of speech", "relation"
 OWN, BEFORE = "part of speech of the word", "part of speech of the word before"
 TRAINED, UNTRAINED = "", ", untrained encoder"
@@ -48,7 +48,7 @@ class LayersProbesSettings:
     test_sentences: int = 250
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Fit a probe for each property on each layer of a trained encoder, and on one with random weights."""
     settings, stored = experiment.settings, load_model(MODEL)
     tokenizer = stored.tokenizer
@@ -67,9 +67,11 @@ def measure(experiment: Experiment) -> Iterator[Point]:
                     yield Point(name, label + suffix, layer, probe_accuracy(known, known_labels, new, new_labels))
                 if (name, suffix) == (GENERATED, TRAINED):
                     own, new_own = (part[:, : part.shape[1] // 2] for part in (known, new))
-                    yield Point(PLACE, OWN, layer, probe_accuracy(own, labels[TAG][0], new_own, labels[TAG][1]))
+                    yield Point(
+                        PROBE_ACCURACY, OWN, layer, probe_accuracy(own, labels[TAG][0], new_own, labels[TAG][1])
+                    )
                     before = [shift_labels(part) for part in labels[TAG]]
-                    yield Point(PLACE, BEFORE, layer, probe_accuracy(own, before[0], new_own, before[1]))
+                    yield Point(PROBE_ACCURACY, BEFORE, layer, probe_accuracy(own, before[0], new_own, before[1]))
 
 
 def collect_labels(sentences: Sequence[LabelledSentence], label: str) -> list[str]:
@@ -136,7 +138,7 @@ def word_vectors(network: Network, tokenizer: Tokenizer, sentences: Sequence[Lab
     return [torch.stack(layer) for layer in layers]
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Parts of speech are found early, relations later; an untrained encoder adds little. Real text counts first."""
     checks = []
     for name in (one for one in (TREEBANK, GENERATED) if one in table.measures()):
@@ -216,12 +218,12 @@ CLAIM = Claim(
         "small": LayersProbesSettings(),
         "full": LayersProbesSettings(1500, 450),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=GENERATED, x="layer"),
         Chart(measure=TREEBANK, x="layer"),
-        Chart(measure=PLACE, x="layer"),
+        Chart(measure=PROBE_ACCURACY, x="layer"),
     ),
     example=example,
     optional_data="a treebank in CoNLL-U format, such as en_ewt-ud-dev.conllu of Universal Dependencies",

@@ -33,7 +33,7 @@ class NeuronsAndGatesSettings:
     num_neurons: int = 100_000
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Count the inputs for which a neuron fires, and the functions that random neurons compute."""
     settings = experiment.settings
     for bias in settings.biases:
@@ -72,7 +72,7 @@ def count_patterns(outputs: Tensor) -> dict[tuple[bool, ...], int]:
     return {tuple(pattern): count for pattern, count in zip(patterns.tolist(), counts.tolist(), strict=True)}
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """AND needs −2 < bias ≤ −1; without a bias it does not occur; a gated unit computes it without a bias."""
     firing = {float(bias): count for bias, count in table.curve(FIRING, "two features").items()}
     gates = [bias for bias, count in firing.items() if count == 1]
@@ -132,12 +132,12 @@ CLAIM = Claim(
         "small": NeuronsAndGatesSettings(),
         "full": NeuronsAndGatesSettings(num_neurons=1_000_000),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
-        Chart(measure=FIRING, x="bias", whole=False),
+        Chart(measure=FIRING, x="bias", integer_x=False),
         Chart(measure=SHARE, x="function"),
     ),
     example=example,
-    is_counted=True,
+    is_deterministic=True,
 )

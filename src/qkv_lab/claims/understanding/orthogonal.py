@@ -40,7 +40,7 @@ class OrthogonalSettings:
     trials: int = 15
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Angles of random vectors, of optimised vectors, and the number of vectors before two come too close."""
     settings = experiment.settings
     for number, dims in ((settings.few_vectors, settings.few_dims), (settings.many_vectors, settings.many_dims)):
@@ -121,7 +121,7 @@ def count_until_too_close(dim: int, tolerance: float, max_count: int = 16_384, b
     return max_count
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """In 100 dimensions 10,000 vectors cannot all be within 89–91°; at a loose tolerance the number is exponential."""
     fraction = table.mean(FRACTION, PAIRS, NOTES_DIM)
     many = table.series(LARGEST)[-1]
@@ -209,8 +209,8 @@ CLAIM = Claim(
             many_dims=(10, 30, 100, 300, 1000, 3000, 10_000), optimised_vectors=2000, steps=500, trials=50
         ),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=FRACTION, x="dimensions", log_x=True, is_fraction=True),
         Chart(measure=LARGEST, x="dimensions", log_x=True, log_y=True),
@@ -218,5 +218,5 @@ CLAIM = Claim(
         Chart(measure=COUNT, x="dimensions", log_y=True, title=f"{COUNT} (its deviation from 90°)"),
     ),
     example=example,
-    is_counted=True,
+    is_deterministic=True,
 )

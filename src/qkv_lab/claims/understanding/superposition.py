@@ -29,7 +29,7 @@ class SuperpositionSettings:
     steps: int = 1500
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Train a toy model for each probability, with and without the ReLU, and count the features that it stores."""
     settings = experiment.settings
     importance = settings.importance_ratio ** torch.arange(settings.num_features)
@@ -68,7 +68,7 @@ def reconstruction_error(model: ToyModel, probability: float, importance: torch.
     return float((importance * error).sum() / (importance * variance).sum())
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Dense features: as many as dimensions. Sparse features: more than twice as many, if the output has a ReLU."""
     sparse, *_, dense = sorted(float(p) for p in table.xs(STORED))
     width = table.mean(STORED, LINEAR, dense)
@@ -144,12 +144,12 @@ CLAIM = Claim(
         "small": SuperpositionSettings(),
         "full": SuperpositionSettings(probabilities=(1.0, 0.3, 0.1, 0.03, 0.01, 0.003), steps=10_000),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
-        Chart(measure=STORED, x="probability that a feature is present", log_x=True, whole=False),
-        Chart(measure=INTERFERENCE, x="probability that a feature is present", log_x=True, whole=False),
-        Chart(measure=ERROR, x="probability that a feature is present", log_x=True, whole=False),
+        Chart(measure=STORED, x="probability that a feature is present", log_x=True, integer_x=False),
+        Chart(measure=INTERFERENCE, x="probability that a feature is present", log_x=True, integer_x=False),
+        Chart(measure=ERROR, x="probability that a feature is present", log_x=True, integer_x=False),
     ),
     example=example,
 )

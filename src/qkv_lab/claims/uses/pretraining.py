@@ -65,7 +65,7 @@ def make_sentences(rng: Random, count: int) -> list[tuple[str, str]]:
     return sentences
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Pretrain with each objective, and fine-tune with few labels: the pretrained model, and a new one."""
     settings, rng = experiment.settings, Random(experiment.seed)
     text = write_text(experiment, "text", make_sentences(rng, settings.sentences))
@@ -121,7 +121,7 @@ def accuracy(trained: TrainingResult) -> float:
     return metrics["accuracy"] if "accuracy" in metrics else metrics["exact_match"]
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Every kind of pretraining helps, most with few labels; an encoder is expected to be the best classifier."""
     counts, names = table.xs(ACCURACY), [name for name in table.series(ACCURACY) if not name.endswith(NEW)]
     few, many = counts[len(counts) // 2], counts[-1]
@@ -189,8 +189,8 @@ CLAIM = Claim(
         "small": PretrainingSettings(),
         "full": PretrainingSettings(20_000, (1, 2, 4, 8, 16, 32, 64), 1000, 2000, 100),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(Chart(measure=ACCURACY, x="labelled sentences of each topic", log_x=True),),
     example=example,
 )

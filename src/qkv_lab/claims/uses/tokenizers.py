@@ -44,7 +44,7 @@ class TokenizersSettings:
     )
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Train a tokenizer of each kind, and a language model on its tokens."""
     settings = experiment.settings
     files = write_corpus(experiment, settings.train_bytes, settings.valid_bytes)
@@ -101,7 +101,7 @@ def spelling_bits(words: list[str], texts: list[str]) -> float:
     return sum(-math.log2(max(counts[letter], 1) / total) for word in words for letter in f"{word} ")
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """At equal compute, subwords have the lowest loss per byte."""
     bits, unknown = table.curve(BITS, SPELLED), table.curve(UNKNOWN, "words")
     length, free = table.curve(LENGTH, "tokens"), table.curve(BITS, FREE)
@@ -169,8 +169,8 @@ CLAIM = Claim(
         "small": TokenizersSettings(),
         "full": TokenizersSettings(4e12, width=128, train_bytes=10_000_000, valid_bytes=500_000),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=BITS, x="tokens"),
         Chart(measure=LENGTH, x="tokens"),

@@ -41,7 +41,7 @@ class WordVectorsSettings:
     stride: int = 1  # read every n-th file
 
 
-def measure(experiment: Experiment) -> Iterator[Point]:
+def run(experiment: Experiment) -> Iterator[Point]:
     """Make vectors, then train a classifier with them, without them, and with vectors of other words."""
     settings = experiment.settings
     unlabelled, train, test = read_library(settings)
@@ -145,8 +145,10 @@ def compare(
     for count in experiment.settings.num_labelled:
         data = write_examples(experiment, f"train {measured} {count}.tsv", train[:count])
         for name, vectors in files.items():
-            run = experiment.train(f"{measured} {name} {count}", {**keys, "data.train": data, "model.vectors": vectors})
-            yield Point(measured, name, count, run.run_end.metrics["accuracy"])
+            trained = experiment.train(
+                f"{measured} {name} {count}", {**keys, "data.train": data, "model.vectors": vectors}
+            )
+            yield Point(measured, name, count, trained.run_end.metrics["accuracy"])
 
 
 def alternate_labels(examples: Sequence[Example], seed: int) -> list[Example]:
@@ -192,7 +194,7 @@ def read_examples(path: Path) -> list[Example]:
     return [(text, label) for text, label in rows]
 
 
-def expect(table: Table) -> list[Check]:
+def check(table: Table) -> list[Check]:
     """Pretrained vectors help most where labelled examples are few."""
     counts = table.xs(ACCURACY)
     checks = [
@@ -277,8 +279,8 @@ CLAIM = Claim(
         "small": WordVectorsSettings(),
         "full": WordVectorsSettings((50, 100, 200, 500, 1000, 2000, 5000), num_test=3000, steps=200),
     },
-    measure=measure,
-    expect=expect,
+    run=run,
+    check=check,
     charts=(
         Chart(measure=ACCURACY, x="labelled examples", log_x=True),
         Chart(measure=DATA_ACCURACY, x="labelled examples", log_x=True),
