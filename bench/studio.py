@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 import qkv
-from qkv.serve.http.endpoint import encode_json
+from qkv.serve.http.json_body import encode_json
 from qkv.serve.studio.answer import AnswerCache
 from qkv.serve.studio.document import trace_document
 from qkv.serve.studio.requests import TraceRequest, parse_request

@@ -154,7 +154,7 @@ def test_errors_are_those_of_the_client(client: openai.OpenAI) -> None:
         client.completions.create(model="text", prompt="a", max_tokens=5000)
     with pytest.raises(openai.BadRequestError, match="cannot generate text"):
         client.completions.create(model="classes", prompt="a")
-    with pytest.raises(openai.BadRequestError, match=r"temperature: 3\.0: must be at most 2"):
+    with pytest.raises(openai.BadRequestError, match=r"temperature = 3 must be at most 2"):
         client.completions.create(model="text", prompt="a", temperature=3)
     with pytest.raises(openai.BadRequestError, match="max_choices"):
         client.completions.create(model="text", prompt=["a"] * 60, n=3)

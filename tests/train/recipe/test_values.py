@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from qkv.errors import UsageError
 from qkv.train.recipe.schema import Files
 from qkv.train.recipe.values import coerce, format_key, format_value, parse_value
-from qkv.values import describe_type, matches_type
+from qkv.values.old import describe_type, matches_type
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 VALUES: st.SearchStrategy[Any] = st.recursive(

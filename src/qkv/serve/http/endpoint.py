@@ -1,10 +1,8 @@
 """An endpoint: a path with the types of its request and response. The app and the OpenAPI document are made of them."""
 
 import asyncio
-import json
-import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -12,8 +10,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from qkv.serve.http.api_error import ApiError, to_api_error
-from qkv.serve.http.typed_json import InvalidJson, decode_json, from_json
+from qkv.serve.http.json_body import decode_json, encode_json
 from qkv.serve.state import ServerState
+from qkv.values import InvalidValue, read
 
 COMMON_STATUSES = (400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 503, 504)
 
@@ -69,7 +68,7 @@ async def answer_request(endpoint: Endpoint, request: Request) -> Response:
         content = await read_body(request, server.settings.max_body_bytes, server.settings.body_seconds)
         if server.settings.log_texts:
             request.state.logged_body = content.decode("utf-8", "replace")
-        body = from_json(endpoint.body, decode_json(content))
+        body = parse_body(endpoint.body, content)
         server.pool.memory.check_request()
     call = Call(server, request, body, request.state.request_id, deadline)
     answer = await run_with_client(endpoint.handle(call), request, server.settings.request_seconds)
@@ -92,6 +91,14 @@ async def read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
     except ClientDisconnect:
         raise Disconnected from None
     return bytes(content)
+
+
+def parse_body(expected: type, content: bytes) -> Any:
+    """Convert the JSON of a body to its type. The error names the first wrong field."""
+    try:
+        return read(expected, decode_json(content))
+    except InvalidValue as error:
+        raise ApiError(400, str(error), param=error.path or None, code="invalid_value") from None
 
 
 async def run_with_client(work: Awaitable[Any], request: Request, seconds: float) -> Any:
@@ -128,8 +135,6 @@ def report_error(request: Request, error: Exception) -> Response:
         server.metrics.add("qkv_cancelled_total")
         request.state.is_cancelled = True
         return Response(status_code=499)  # nobody reads it
-    if isinstance(error, InvalidJson):
-        return ApiError(400, str(error), param=error.path or None, code="invalid_value").to_response()
     api_error = to_api_error(error)
     if api_error.status == 500:
         log_failure(server, request.state.request_id, error)
@@ -154,21 +159,3 @@ class JsonAnswer(Response):
     def render(self, content: Any) -> bytes:
         """The bytes of the JSON."""
         return encode_json(content)
-
-
-def encode_json(value: Any) -> bytes:
-    """Encode dataclasses, lists and dictionaries as compact JSON."""
-    return json.dumps(to_json(value), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-
-
-def to_json(value: Any) -> Any:
-    """Convert dataclasses to dictionaries, at any depth, and numbers that are not finite to None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: to_json(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_json(item) for item in value]
-    if is_dataclass(value):
-        return {name: to_json(item) for name, item in vars(value).items()}
-    return value

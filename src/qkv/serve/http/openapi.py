@@ -9,7 +9,7 @@ from typing import Any
 from qkv import __version__
 from qkv.serve.http.api_error import STATUSES
 from qkv.serve.http.endpoint import Endpoint
-from qkv.serve.http.json_schema import describe_schema
+from qkv.values import json_schema
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ def describe_endpoint(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, 
     """The operation object of an endpoint."""
     content: dict[str, Any] = {endpoint.media_type: {"schema": {"type": "string"}}}
     if endpoint.answer is not None:
-        content = {"application/json": {"schema": describe_schema(endpoint.answer, schemas)}}
+        content = {"application/json": {"schema": json_schema(endpoint.answer, schemas)}}
     if endpoint.has_stream:
         content["text/event-stream"] = {}
-    error = {"application/json": {"schema": describe_schema(ErrorAnswer, schemas)}}
+    error = {"application/json": {"schema": json_schema(ErrorAnswer, schemas)}}
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     for status in endpoint.statuses:
         responses[str(status)] = {"description": STATUSES[status][1], "content": error}
@@ -75,7 +75,7 @@ def describe_endpoint(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, 
             for name in names
         ]
     if endpoint.body is not None:
-        schema = describe_schema(endpoint.body, schemas)
+        schema = json_schema(endpoint.body, schemas)
         described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     if endpoint.needs_key:
         described["security"] = [{}, {"key": []}]

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from qkv.serve.http.typed_json import Limits
 from qkv.serve.routes.choices import StopReason, Usage
 from qkv.serve.routes.generation_body import MAX_LOGPROBS, GenerationBody
+from qkv.values import Limits
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from qkv.decode import GenerationResult, TokenLogprob, score
 from qkv.serve.http.api_error import ApiError
 from qkv.serve.http.endpoint import Call, Endpoint
-from qkv.serve.http.typed_json import Limits
 from qkv.serve.routes.choices import (
     AnswerHead,
     StopReason,
@@ -27,6 +26,7 @@ from qkv.serve.routes.generation_body import MAX_LOGPROBS, GenerationBody
 from qkv.serve.running.generation import Generation
 from qkv.serve.running.pool import ServedModel
 from qkv.serve.running.token_texts import TokenTexts
+from qkv.values import Limits
 
 DEFAULT_TOKENS = 16
 TokenId = Annotated[int, Limits(0, 2**31)]

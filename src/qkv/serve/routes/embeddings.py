@@ -8,9 +8,9 @@ import numpy as np
 
 from qkv.api import Model
 from qkv.serve.http.endpoint import Call, Endpoint
-from qkv.serve.http.typed_json import Limits
 from qkv.serve.routes.generation_body import ModelName
 from qkv.serve.routes.text_calls import check_count
+from qkv.values import Limits
 
 
 @dataclass(frozen=True, kw_only=True)

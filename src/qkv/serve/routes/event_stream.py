@@ -8,7 +8,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from qkv.serve.http.api_error import ApiError, to_api_error
-from qkv.serve.http.endpoint import Call, cancel_all, encode_json, log_failure, wait_for_disconnect
+from qkv.serve.http.endpoint import Call, cancel_all, log_failure, wait_for_disconnect
+from qkv.serve.http.json_body import encode_json
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from qkv.decode import GenerationOptions
 from qkv.decode.constrained.constraints import GrammarConstraint, grammar, json_schema, regex
 from qkv.serve.http.api_error import ApiError
-from qkv.serve.http.typed_json import Limits
 from qkv.serve.settings import ServeSettings
+from qkv.values import Limits
 
 MAX_LOGPROBS = 20
 MIN_TEMPERATURE = MIN_TOP_P = 1e-6  # smaller values mean greedy decoding, or the most probable token

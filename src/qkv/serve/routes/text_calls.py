@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 from qkv.serve.http.api_error import ApiError
 from qkv.serve.http.endpoint import Call, Endpoint
-from qkv.serve.http.typed_json import Limits
 from qkv.serve.routes.generation_body import ModelName, StopText
 from qkv.serve.routes.text_answers import (
     AnswerAnswer,
@@ -24,6 +23,7 @@ from qkv.serve.routes.text_answers import (
 from qkv.serve.running.gatherer import OnProgress
 from qkv.serve.running.pool import ServedModel
 from qkv.tasks.results import Result
+from qkv.values import Limits
 
 MAX_BEAM = 16
 SCORE_BATCH = 16

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from qkv.serve.http.endpoint import Call, Endpoint
-from qkv.serve.http.typed_json import Limits
 from qkv.serve.routes.generation_body import ModelName
 from qkv.serve.routes.text_answers import TraceAnswer, TracedSite, TracedTokens
+from qkv.values import Limits
 
 Head = Annotated[int, Limits(0, 4096)]
 Text = Annotated[str, Limits(1)]

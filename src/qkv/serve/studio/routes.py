@@ -17,8 +17,8 @@ from starlette.routing import BaseRoute, Route
 
 from qkv.api import Model
 from qkv.serve.http.api_error import ApiError, to_api_error
-from qkv.serve.http.endpoint import encode_json, read_body, report_error, run_with_client
-from qkv.serve.http.typed_json import decode_json
+from qkv.serve.http.endpoint import read_body, report_error, run_with_client
+from qkv.serve.http.json_body import decode_json, encode_json
 from qkv.serve.running.pool import ServedModel
 from qkv.serve.state import ServerState
 from qkv.serve.studio.document import describe_model, trace_document

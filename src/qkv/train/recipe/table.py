@@ -13,7 +13,7 @@ from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
 from qkv.errors import UsageError, shorten, suggest_name
 from qkv.train.recipe.schema import DataSection, ModelSection, ObjectiveSection, Recipe, TokenizerSection, TrainSection
 from qkv.train.recipe.values import coerce, format_value, parse_value
-from qkv.values import describe_type, matches_type
+from qkv.values.old import describe_type, matches_type
 
 Table = dict[str, Any]
 

@@ -7,7 +7,7 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 from qkv.errors import UsageError, shorten
-from qkv.values import matches_type
+from qkv.values.old import matches_type
 
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 MAX_KEY_PARTS = 32
