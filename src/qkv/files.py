@@ -4,6 +4,7 @@ After an atomic write, even if it was interrupted by a kill or a power cut, a re
 one.
 
     write_atomically(path, text)          write a small file
+    save_text(path, text)                 write a file that a user named
     publish_file(temporary, path)         rename a finished file to its final path
     replace_folder(temporary, folder)     rename a finished folder to its final path
     to_path(name)                         a path that a user named
@@ -66,14 +67,19 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def report_write_errors(path: Path) -> Iterator[None]:
+def report_write_errors(path: Path, advice: str = "check permissions and free space") -> Iterator[None]:
     """Inside, a failure of the operating system becomes a `QkvError` that says that `path` cannot be written."""
     try:
         yield
     except OSError as error:
-        raise QkvError(
-            f"{path}: cannot be written ({describe_os_error(error)}); check permissions and free space"
-        ) from error
+        raise QkvError(f"{path}: cannot be written ({describe_os_error(error)}); {advice}") from error
+
+
+def save_text(path: Path, text: str) -> None:
+    """Write a file that a user named, atomically. Missing folders are made."""
+    with report_write_errors(path, "choose another file"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
 
 
 def publish_file(temporary: Path, path: Path) -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from qkv.files import save_text
 from qkv.render.formatting import escape_controls, format_count, plain_table
 from qkv.render.info import FAMILY_NAMES
 from qkv.render.svg import (
@@ -28,7 +29,6 @@ from qkv.render.svg import (
     dot_mark,
     legend,
     line_mark,
-    save_svg,
     text,
 )
 from qkv_bench.throughput import BenchKind, BenchPoint, BenchResult
@@ -152,7 +152,7 @@ LEFT_PANEL, RIGHT_PANEL = (74, 450), (548, 884)
 
 def draw_bench(result: BenchResult, out: Path) -> None:
     """Draw the picture of `qkv bench` into a file."""
-    save_svg(out, bench_svg(result))
+    save_text(out, bench_svg(result))
 
 
 def bench_svg(result: BenchResult) -> str:

@@ -106,15 +106,15 @@ def run_one(
     claim: "Claim", size: "Size", seeds: int, again: bool, data: Path | None, out: Path, json: bool
 ) -> "ClaimResult":
     """Run one claim, save its picture, and print its results."""
+    from qkv.files import save_text
     from qkv.render.progress import stages_bar
-    from qkv.render.svg import save_svg
     from qkv_lab.chart import draw_claim
     from qkv_lab.run import run_claim
 
     with stages_bar() as progress:
         result = run_claim(claim, size, seeds=seeds, again=again, folder=out, data=data, progress=progress)
     picture = out / f"{claim.name}.svg"
-    save_svg(picture, draw_claim(claim, result.table))
+    save_text(picture, draw_claim(claim, result.table))
     if not json:
         print_claim(result)
     print_notes(claim.name, [f"picture written to {picture}"])

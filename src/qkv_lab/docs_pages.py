@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from qkv.errors import QkvError
-from qkv.files import write_atomically
+from qkv.files import save_text, write_atomically
 from qkv.render.formatting import format_number
-from qkv.render.svg import save_svg
 from qkv_lab.chart import draw_claim
 from qkv_lab.claim import CHAPTERS, SIZES, Chart, Claim
 from qkv_lab.registry import all_claims
@@ -44,7 +43,7 @@ def write_pages(folder: Path) -> list[Path]:
         chosen = [result for result in results.values() if result.claim.chapter == chapter]
         pages[chapter_file(number, chapter)] = write_chapter(CHAPTERS[chapter], chosen)
     for result in results.values():
-        save_svg(folder / "pictures" / f"{result.claim.name}.svg", draw_claim(result.claim, result.table))
+        save_text(folder / "pictures" / f"{result.claim.name}.svg", draw_claim(result.claim, result.table))
     for name, page in pages.items():
         write_atomically(folder / name, page)
     return [folder / name for name in pages]

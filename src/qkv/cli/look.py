@@ -129,10 +129,10 @@ def print_look(look: "Look") -> None:
 def save_look(look: "Look", path: Path) -> None:
     """Write a page, a picture or the numbers, by the suffix of the file name."""
     if path.suffix == ".svg":
+        from qkv.files import save_text
         from qkv.render.attention_svg import draw_attention
-        from qkv.render.svg import save_svg
 
-        save_svg(path, draw_attention(look.document))
+        save_text(path, draw_attention(look.document))
     else:
         look.save(path)
 

@@ -15,6 +15,7 @@ from cyclopts import Parameter
 from qkv.cli.data import parse_fields, parse_files
 from qkv.cli.shared import Json, StdoutConsole, StringList, app, check_minimum, fast_imports, print_json, print_result
 from qkv.errors import QkvError, UsageError
+from qkv.files import report_write_errors
 
 if TYPE_CHECKING:
     from qkv.tasks.train import TrainingResult
@@ -238,12 +239,8 @@ def init(
     )
     if path.exists():
         raise QkvError(f"{path}: this file already exists and is not overwritten; choose another with --out")
-    try:
+    with report_write_errors(path, "choose another file with --out"):
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise QkvError(
-            f"{path}: cannot be written ({error.strerror or error}); choose another file with --out"
-        ) from error
     written = tomllib.loads(text)["data"].get("columns", {})
     detail = ""
     if written and not json:

@@ -58,7 +58,7 @@ class EditTap(Tap):
 
     def __init__(self, edits: Iterable[Edit] = (), record: Iterable[str] = (), heads: Iterable[int] | None = None):
         self.edits = tuple(edits)
-        super().__init__(record, {edit.site: _identity for edit in self.edits}, heads)
+        super().__init__(record, {edit.site: lambda value: value for edit in self.edits}, heads)
         self._lengths: dict[str, tuple[int, int]] = {}  # of each stack, in its first forward pass
         self._has_padding = False
         self._applied = [False] * len(self.edits)
@@ -121,10 +121,6 @@ def check_edits(config: Config, edits: Edit | Iterable[Edit]) -> list[Edit]:
                 "cannot be edited; edit the states: *.state"
             )
     return listed
-
-
-def _identity(value: Tensor) -> Tensor:
-    return value
 
 
 def _selection_mask(edit: Edit, context: SiteContext, value: Tensor) -> Tensor | None:

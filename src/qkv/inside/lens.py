@@ -23,6 +23,7 @@ from qkv.models.runtime.eval_mode import eval_mode
 
 LENS_SITES = ("*.0.resid_pre", "*.resid_post")
 """The residual stream before the first layer and after each layer."""
+RESIDUAL_SITES = (".resid_pre", ".resid_mid", ".cross_mid", ".resid_post")
 Translate = Callable[[str, Tensor], Tensor]
 """A function of a site's name and its value (T, C) that returns a vector for the final norm and the head."""
 
@@ -69,7 +70,8 @@ def logit_lens(
     """
     require_blocks(network.config, "the logit lens")
     check_vocabulary_head(network)
-    names = [name for name in trace if _is_read(name, trace, sites)]
+    residual = [name for name in trace if name.startswith(trace.output_stack) and name.endswith(RESIDUAL_SITES)]
+    names = [name for name in residual if any(fnmatchcase(name, site) for site in sites)]
     if not names:
         raise UsageError(
             f"the trace has none of the sites {', '.join(sites)}; record them: m.trace(text, sites={list(sites)})"
@@ -97,12 +99,6 @@ def check_vocabulary_head(network: Network) -> None:
     kind = network.config.head.kind
     if kind not in ("lm", "mlm"):
         raise UsageError(f"a lens reads a head that predicts tokens (lm or mlm); this model has a {kind} head")
-
-
-def _is_read(name: str, trace: Trace, sites: Sequence[str]) -> bool:
-    is_residual = name.rsplit(".", 1)[-1] in ("resid_pre", "resid_mid", "cross_mid", "resid_post")
-    matches = any(fnmatchcase(name, site) for site in sites)
-    return is_residual and matches and name.startswith(trace.output_stack)
 
 
 def _target_ids(network: Network, trace: Trace, targets: int | Sequence[int]) -> Tensor:

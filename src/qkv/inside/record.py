@@ -186,7 +186,7 @@ def _remove_padding(value: Tensor, name: str, trace: Trace) -> Tensor:
 
 
 def _check_heads(config: Config, heads: Sequence[int] | None) -> None:
-    num_heads = min(stack.heads for stack in (config.encoder, config.decoder) if stack is not None)
+    num_heads = min(stack.heads for stack in config.stacks.values())
     for head in heads or ():
         if not 0 <= head < num_heads:
             raise UsageError(f"heads: there is no head {head}; this model has heads 0 … {num_heads - 1}")

@@ -16,9 +16,7 @@ MATRIX_SITES = ("scores", "pattern")
 def list_sites(config: Config) -> list[str]:
     """Return the names of all sites of a model, in the order of computation, with "logits" last."""
     names = []
-    for stack, stack_config in (("encoder", config.encoder), ("decoder", config.decoder)):
-        if stack_config is None:
-            continue
+    for stack, stack_config in config.stacks.items():
         if stack_config.is_recurrent:
             if stack == "decoder" and config.encoder is not None and stack_config.recurrent_attention == "additive":
                 names.append("decoder.0.cross_pattern")

@@ -128,7 +128,11 @@ def read_trace(file: Any, description: Mapping[str, Any], prefix: str = "") -> T
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
     """Write tensors and a JSON description as one safetensors file, atomically."""
-    metadata = {"format": FORMAT, "version": str(VERSION), "description": json.dumps(description)}
+    save_tensors(path, tensors, {"format": FORMAT, "version": str(VERSION), "description": json.dumps(description)})
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write tensors and metadata as one safetensors file, atomically. Missing folders are made."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(_with_own_memory(tensors), partial_path(path), metadata=metadata)

@@ -78,6 +78,12 @@ class Config:
         return stack
 
     @property
+    def stacks(self) -> dict[str, StackConfig]:
+        """The configs of the stacks by name, "encoder" before "decoder"."""
+        both = {"encoder": self.encoder, "decoder": self.decoder}
+        return {name: stack for name, stack in both.items() if stack is not None}
+
+    @property
     def is_recurrent(self) -> bool:
         """Whether the stacks have recurrent layers instead of Transformer blocks."""
         return self.stack.is_recurrent

@@ -68,17 +68,13 @@ def draw_heatmap(pattern: np.ndarray, queries: list[str], keys: list[str], width
     for label, row in zip(labels, pattern, strict=True):
         line = Text(" " * (margin - 1 - cell_len(label)) + label + " ")
         for weight in row[:num_keys]:
-            line.append(SHADES[_level(float(weight))] * CELL_WIDTH, style="blue")
+            line.append(SHADES[sum(weight > limit for limit in LIMITS)] * CELL_WIDTH, style="blue")
         lines.append(line)
     legend = "  ".join(f"{shade * 2} > {limit}" for shade, limit in zip(SHADES[1:], LIMITS, strict=True))
     lines.append(Text(f"{'':{margin}}weight  {legend}", style="dim"))
     if num_keys < len(keys):
         lines.append(Text(f"{len(keys) - num_keys} of {len(keys)} keys do not fit; the page has them all", style="dim"))
     return lines
-
-
-def _level(weight: float) -> int:
-    return sum(weight > limit for limit in LIMITS)
 
 
 def _key_line(keys: list[str], margin: int, row: int) -> Text:

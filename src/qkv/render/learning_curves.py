@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from qkv.errors import QkvError, UsageError, suggest_name
+from qkv.files import save_text
 from qkv.render.formatting import format_number
 from qkv.render.svg import (
     COLOURS,
@@ -22,7 +23,6 @@ from qkv.render.svg import (
     document,
     legend,
     line_mark,
-    save_svg,
     text,
 )
 from qkv.train.run.curves import Points, RunCurves, read_curves
@@ -46,7 +46,7 @@ def draw_curves(runs: Mapping[str, Path], out: Path, *, metric: str = "", title:
         raise QkvError(
             f"nothing to draw yet in {', '.join(str(path) for path in runs.values())}: no step was logged; train first"
         )
-    save_svg(out, _draw_svg(curves, metric or next(iter(known), ""), title))
+    save_text(out, _draw_svg(curves, metric or next(iter(known), ""), title))
 
 
 def _draw_svg(runs: Sequence[RunCurves], metric: str, title: str) -> str:

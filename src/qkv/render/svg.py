@@ -7,10 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
-
-from qkv.errors import QkvError
-from qkv.files import describe_os_error
 
 FONT = "font-family='system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif'"
 INK, FAINT, GRID, PAPER = "#1f2937", "#6b7280", "#e5e7eb", "#ffffff"
@@ -28,15 +24,6 @@ def document(width: int, height: int, label: str, parts: Iterable[str]) -> str:
     head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' role='img' aria-label='{label}'>"
     background = f"<rect width='{width}' height='{height}' fill='{PAPER}'/>"
     return "\n".join([head, background, *(part for part in parts if part), "</svg>\n"])
-
-
-def save_svg(path: Path, svg: str) -> None:
-    """Write a picture to a file. Missing folders are made."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(svg, encoding="utf-8")
-    except OSError as error:
-        raise QkvError(f"{path}: cannot be written ({describe_os_error(error)}); choose another file") from error
 
 
 def text(

@@ -189,7 +189,9 @@ def display_lines(state: RunState, console: Console, width: int) -> Iterator[Tex
         yield _labelled_line("validation", f"evaluating   {format_percent(state.evaluating)}", "")
     elif state.evaluated is not None:
         yield _validation_line(state, state.evaluated)
-    yield _speed_line(state.report)
+    report = state.report
+    speed = f"lr {report.lr:.2e}", f"grad norm {format_number(report.grad_norm)}", f"epoch {report.epoch + 1:,}"
+    yield _labelled_line("speed", f"{report.tokens_per_second:,.0f} tokens/s", "", *speed)
     if state.sample is not None:
         yield Text()
         yield from _sample_lines(state.sample, console, width)
@@ -231,11 +233,6 @@ def _validation_line(state: RunState, report: EvalReport) -> Text:
     others = [f"{name} {format_number(value)}" for name, value in report.metrics.items() if name != main[0]]
     curve = sparkline(state.metrics.points, 12)
     return _labelled_line("validation", f"{main[0]} {format_number(main[1])}", curve, when, *others)
-
-
-def _speed_line(report: StepReport) -> Text:
-    values = f"lr {report.lr:.2e}", f"grad norm {format_number(report.grad_norm)}", f"epoch {report.epoch + 1:,}"
-    return _labelled_line("speed", f"{report.tokens_per_second:,.0f} tokens/s", "", *values)
 
 
 def _labelled_line(label: str, value: str, curve: str, *others: str) -> Text:

@@ -60,18 +60,16 @@ class VectorSearch:
         rankings = []
         for start in range(0, len(queries), QUERY_GROUP):
             group = queries[start : start + QUERY_GROUP]
-            approximate = np.concatenate(list(self._chunk_similarities(group)), axis=1)
+            find = self._similarities_on_cpu if self.device.type == "cpu" else self._similarities_on_gpu
+            approximate = np.concatenate(list(find(group)), axis=1)  # in float32
             rankings += [
                 self._rank(query, self._select(row, len(query), top), top)
                 for query, row in zip(group, approximate, strict=True)
             ]
         return rankings
 
-    def _chunk_similarities(self, queries: np.ndarray) -> Iterator[np.ndarray]:
-        """The similarities (Q, n) of queries and the vectors of each chunk, in float32."""
-        return self._similarities_on_cpu(queries) if self.device.type == "cpu" else self._similarities_on_gpu(queries)
-
     def _similarities_on_cpu(self, queries: np.ndarray) -> Iterator[np.ndarray]:
+        """The similarities (Q, n) of queries and the vectors of each chunk."""
         has_halves = self.vectors.dtype == np.float16
         rows = min(self.chunk_rows, CONVERTED_ROWS) if has_halves else self.chunk_rows
         for start in range(0, len(self.vectors), rows):

@@ -92,9 +92,8 @@ def unsupported_settings(config: Config) -> list[str]:
             config.encoder is not None and config.encoder.norm_eps != config.decoder.norm_eps
         ),
     }
-    for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
-        if stack is not None:
-            rules |= {f"{side}.{problem}": found for problem, found in _stack_rules(stack, cross=is_seq2seq).items()}
+    for side, stack in config.stacks.items():
+        rules |= {f"{side}.{problem}": found for problem, found in _stack_rules(stack, cross=is_seq2seq).items()}
     return [problem for problem, found in rules.items() if found]
 
 

@@ -194,7 +194,7 @@ def drop_unknown_tokens(config: Config, config_path: Path) -> tuple[Config, list
 
 def build_on_meta(config: Config, num_tensors: int, config_path: Path) -> Network:
     """Build the network on the meta device, so that impossible sizes are an error before memory is allocated."""
-    layers = max(stack.num_layer_groups for stack in (config.encoder, config.decoder) if stack is not None)
+    layers = max(stack.num_layer_groups for stack in config.stacks.values())
     if layers > num_tensors:
         raise QkvError(
             f"{config_path}: {layers} layers, but the folder has only {num_tensors} tensors; "

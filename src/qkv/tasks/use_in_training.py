@@ -20,7 +20,8 @@ def describe_use_in_training(
     With `is_held_out`, the records are those that the run held out of the files.
     """
     data, root = recipe.data, cache_root(recipe.data)
-    chooses = "the run chose its weights by the score on" if _chooses_weights(recipe) else "the run was validated on"
+    is_chosen = recipe.train.final == "best" or recipe.train.patience > 0
+    chooses = "the run chose its weights by the score on" if is_chosen else "the run was validated on"
     if is_held_out:
         return f"this is not a test score: {chooses} these records"
     if same := find_training_files(recipe, files, format=format, split=split):
@@ -52,10 +53,6 @@ def _training_sections(recipe: Recipe) -> list[tuple[Files, str]]:
     if data.mix:
         return [(one["train"], one.get("format", data.format)) for one in data.mix.values()]
     return [(data.train, data.format)]
-
-
-def _chooses_weights(recipe: Recipe) -> bool:
-    return recipe.train.final == "best" or recipe.train.patience > 0
 
 
 def _find_files(files: Files, format: str, split: str) -> set[Path]:

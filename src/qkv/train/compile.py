@@ -31,8 +31,8 @@ def should_compile(section: TrainSection, world: World, network: Network, data: 
     if world.device.type != "cuda" or world.is_sharded:
         return False, ""
     seconds = estimate_seconds(section, network, data, measure_flops(world.device))
-    stacks = [stack for stack in (network.config.encoder, network.config.decoder) if stack is not None]
-    compile_seconds = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * sum(stack.layers for stack in stacks)
+    layers = sum(stack.layers for stack in network.config.stacks.values())
+    compile_seconds = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * layers
     pays = seconds * SAVED_FRACTION > compile_seconds
     verb = "are compiled" if pays else "are not compiled"
     return pays, (

@@ -357,13 +357,11 @@ class TimedMetrics:
     def evaluate(self, num_examples: int) -> MetricsAndSamples:
         """Evaluate the network on this number of examples; 0 is all of them."""
         if self.last is None or self.last[0] != num_examples:
-            start = time.monotonic()
-            self.last = num_examples, self.metrics(self.network, num_examples, self._report)
+            start, report = time.monotonic(), self.evaluator.report
+            found = self.metrics(self.network, num_examples, lambda n, total: report(self.step, 1, n / max(total, 1)))
+            self.last = num_examples, found
             self.seconds = time.monotonic() - start
         return self.last[1]
-
-    def _report(self, done: int, total: int) -> None:
-        self.evaluator.report(self.step, 1, done / max(total, 1))
 
 
 def broadcast_json(world: World, value: Any) -> Any:

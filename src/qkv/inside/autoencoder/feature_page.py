@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from qkv.errors import QkvError
-from qkv.files import describe_os_error, to_path, write_atomically
+from qkv.files import save_text, to_path
 from qkv.inside.autoencoder.evaluate import AutoencoderReport
 from qkv.inside.neurons import ActivatingExample, TokenEffect, VocabularyEffect
 
@@ -63,12 +62,7 @@ class FeatureReport:
 
     def save(self, path: str | Path, *, title: str = "Features") -> None:
         """Write the page. Missing folders are made."""
-        file = to_path(path)
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, self.to_html(title))
-        except OSError as error:
-            raise QkvError(f"{path}: cannot be written ({describe_os_error(error)}); choose another file") from error
+        save_text(to_path(path), self.to_html(title))
 
 
 def feature_page(report: FeatureReport, title: str = "Features") -> str:

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.errors import QkvError
-from qkv.files import describe_os_error, parse_json, partial_path, publish_file
-from qkv.inside.trace import read_weights, report_damage
+from qkv.files import parse_json
+from qkv.inside.trace import read_weights, report_damage, save_tensors
 from qkv.values import check_field_types
 
 FORMAT = "qkv-autoencoder"
@@ -73,20 +72,14 @@ class SparseAutoencoder(nn.Module):
         """The inputs of the ReLU for normalised activations, (N, C) → (N, F)."""
         return F.linear(x - self.bias, self.encoder, self.encoder_bias)
 
-    def top_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """topk: the values and the numbers of the active features of normalised activations, (N, C) → 2 × (N, K)."""
-        values, indices = self.pre_activations(x).topk(self.config.k, dim=-1, sorted=False)
-        return values.relu(), indices
-
     def encode(self, x: Tensor) -> Tensor:
         """Activations (…, C) → features (…, F)."""
         x = x.to(self.decoder.dtype) / self.scale
+        pre = self.pre_activations(x)
         if self.config.kind == "relu":
-            return self.pre_activations(x).relu()
-        values, indices = self.top_features(x)
-        return torch.zeros(*x.shape[:-1], self.config.features, dtype=x.dtype, device=x.device).scatter(
-            -1, indices, values
-        )
+            return pre.relu()
+        values, indices = pre.topk(self.config.k, dim=-1, sorted=False)
+        return torch.zeros_like(pre).scatter(-1, indices, values.relu())
 
     def decode(self, features: Tensor) -> Tensor:
         """Features (…, F) → activations (…, C)."""
@@ -103,15 +96,7 @@ class SparseAutoencoder(nn.Module):
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, atomically."""
-        file = Path(path)
-        metadata = {"format": FORMAT, "config": json.dumps(asdict(self.config))}
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            save_file(self.state_dict(), partial_path(file), metadata=metadata)
-            publish_file(partial_path(file), file)
-        except (OSError, SafetensorError) as error:
-            partial_path(file).unlink(missing_ok=True)
-            raise QkvError(f"{path}: cannot be written ({describe_os_error(error)}); give another path") from error
+        save_tensors(Path(path), self.state_dict(), {"format": FORMAT, "config": json.dumps(asdict(self.config))})
 
     @classmethod
     def load(cls, path: str | Path) -> "SparseAutoencoder":

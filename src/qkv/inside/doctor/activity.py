@@ -51,12 +51,6 @@ def root_mean_square(x: Tensor, dim: int | tuple[int, ...] | None = None) -> Ten
     return x.float().square().mean(dim=dim).sqrt()
 
 
-def head_outputs(z: Tensor, weight: Tensor) -> Tensor:
-    """What each head adds to the residual stream: z (H, N, D), the output matrix (C, H·D) → RMS per head, (H,)."""
-    by_head = weight.float().view(len(weight), z.shape[0], -1).permute(1, 2, 0)  # (H, D, C)
-    return root_mean_square(z.float() @ by_head, dim=(1, 2))
-
-
 def check_heads(subject: Subject) -> Finding:
     """A head is dead if it writes (almost) nothing into the residual stream."""
     name, dead, total = "no dead heads", [], 0
@@ -71,7 +65,9 @@ def check_heads(subject: Subject) -> Finding:
                 if attention is None:
                     continue
                 z = tap[f"{stack.name}.{layer}.{site}"].transpose(0, 1)[:, is_token]  # (H, N, D)
-                sizes = head_outputs(z, attention.out.weight)  # type: ignore[union-attr, arg-type]
+                weight: Tensor = attention.out.weight  # type: ignore[union-attr, assignment]
+                by_head = weight.float().view(len(weight), len(z), -1).permute(1, 2, 0)  # (C, H·D) → (H, D, C)
+                sizes = root_mean_square(z.float() @ by_head, dim=(1, 2))  # (H,)
                 total += len(sizes)
                 is_dead = sizes <= DEAD_HEAD_FRACTION * sizes.mean()
                 part = "cross head" if site == "cross_z" else "head"

@@ -27,7 +27,7 @@ def relative_change(before: Tensor, after: Tensor) -> float:
 
 def document_lengths(subject: Subject) -> tuple[int, int]:
     """The lengths of two documents that the model has enough positions for."""
-    limit = min(stack.max_positions for stack in (subject.config.encoder, subject.config.decoder) if stack is not None)
+    limit = min(stack.max_positions for stack in subject.config.stacks.values())
     return min(DOCUMENT_LENGTHS[0], limit), min(DOCUMENT_LENGTHS[1], limit)
 
 

@@ -214,9 +214,7 @@ def document_sites(config: Config, options: LookOptions) -> list[str]:
         sites.append("*.resid_post")
     names = ["mlp_post"] if "neurons" in options.views else []
     patterns = ["pattern", *(("q", "k", "v") if options.exact else ())] if options.shows_attention else []
-    for stack, stack_config in (("encoder", config.encoder), ("decoder", config.decoder)):
-        if stack_config is None:
-            continue
+    for stack, stack_config in config.stacks.items():
         has_cross = stack == "decoder" and config.family == "seq2seq"
         recorded = [*names, *patterns, *(f"cross_{name}" for name in patterns if has_cross)]
         for layer in _choose(options.layers, stack_config.layers, "layer", config):
@@ -274,8 +272,7 @@ def _choose(chosen: Sequence[int] | None, count: int, noun: str, config: Config)
 
     The stacks of an encoder-decoder may have different numbers of layers; a number that one of them has is no error.
     """
-    stacks = [stack for stack in (config.encoder, config.decoder) if stack is not None]
-    largest = max(stack.layers if noun == "layer" else stack.heads for stack in stacks)
+    largest = max(stack.layers if noun == "layer" else stack.heads for stack in config.stacks.values())
     if chosen is None:
         return list(range(count))
     if not chosen:

@@ -39,7 +39,10 @@ def describe_embedding(
     if embedding.norm is not None or embedding.project is not None or len(parts) > 1:
         name_of_sum = "sum" if embedding.norm is None else "sum, normed"
         parts.append((f"{name_of_sum}: input of layer 0", residual))
-    described = [_describe_part(name, values) for name, values in parts]
+    norms = {name: [round(one, 4) for one in values.float().norm(dim=-1).tolist()] for name, values in parts}
+    described: list[dict[str, Any]] = [
+        {"name": name, "values": _packed(values), "norms": norms[name]} for name, values in parts
+    ]
     if stack.config.position == "rotary":
         # The first table is that of layers without a window, if there are such layers.
         cosines = next(iter(stack.rotary_tables(residual[None], make_layout(tokens)).values())).cos[0, 0]
@@ -53,11 +56,6 @@ def describe_embedding(
         "shown": min(width, MAX_DIMENSIONS),
         "parts": described,
     }
-
-
-def _describe_part(name: str, values: Tensor) -> dict[str, Any]:
-    norms = [round(one, 4) for one in values.float().norm(dim=-1).tolist()]
-    return {"name": name, "values": _packed(values), "norms": norms}
 
 
 def _packed(values: Tensor) -> Packed:

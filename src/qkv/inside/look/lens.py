@@ -31,7 +31,7 @@ def describe_lens(network: Network, trace: Trace, tokenizer: Tokenizer | None) -
     used = torch.cat([reading.top_ids.flatten(), reading.target_ids]).unique().tolist()
     return {
         "sequence": stack,
-        "layers": [_layer_name(site) for site in reading.sites],
+        "layers": ["embedding" if one.endswith("resid_pre") else f"layer {one.split('.')[1]}" for one in reading.sites],
         "vocabulary": {str(i): token_text(i, side) for i in used},
         "target_name": "next token" if stack == "decoder" else "final prediction",
         "target_ids": reading.target_ids.tolist(),
@@ -40,9 +40,3 @@ def describe_lens(network: Network, trace: Trace, tokenizer: Tokenizer | None) -
         "target_probs": pack(reading.target_probs.float().numpy()),
         "target_ranks": pack(reading.target_ranks.to(torch.int32).numpy()),
     }
-
-
-def _layer_name(site: str) -> str:
-    """The name of a row: "embedding", or the layer after which it is read."""
-    _, layer, activation = site.split(".")
-    return "embedding" if activation == "resid_pre" else f"layer {layer}"

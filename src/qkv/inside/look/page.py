@@ -7,8 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from qkv.errors import QkvError
-from qkv.files import describe_os_error, write_atomically
+from qkv.files import save_text
 from qkv.page import build_page
 
 NOTEBOOK_HEIGHT_PX = 640
@@ -31,12 +30,7 @@ class Look:
     def save(self, path: str | Path) -> None:
         """Write the page as HTML, or the document as JSON if the name ends in .json. Missing folders are made."""
         path = Path(path)
-        content = self.to_json() if path.suffix == ".json" else self.to_html()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, content)
-        except OSError as error:
-            raise QkvError(f"{path}: cannot be written ({describe_os_error(error)}); choose another file") from error
+        save_text(path, self.to_json() if path.suffix == ".json" else self.to_html())
 
     def __repr__(self) -> str:
         return f"<look at {self.document['title']!r}: {', '.join(self.document['views'])}>"

@@ -285,7 +285,7 @@ def write_config(architecture: Architecture, config: Config) -> tuple[Json, Head
     closest: list[str] | None = None
     for table in architecture.heads:
         stacks = _stacks(architecture, table)
-        if set(stacks) != {name for name in ("encoder", "decoder") if getattr(config, name) is not None}:
+        if set(stacks) != set(config.stacks):
             continue
         theirs: Json = {"architectures": [table.class_name], "model_type": architecture.name}
         theirs["is_encoder_decoder"] = config.family == "seq2seq"
@@ -350,17 +350,9 @@ def _read_head(table: HeadTable, theirs: Json, vocab: int) -> HeadConfig:
 def _inference_config(config: Config) -> Config:
     """Return the config with default values in the fields that only training uses."""
 
-    def bare(stack: StackConfig | None) -> StackConfig | None:
-        if stack is None:
-            return None
-        return replace(stack, dropout=0.0, attention_dropout=0.0, ffn_dropout=0.0, init="normal", init_std=0.02)
-
-    return replace(
-        config,
-        encoder=bare(config.encoder),
-        decoder=bare(config.decoder),
-        head=replace(config.head, dropout=0.0),
-    )
+    default = {"dropout": 0.0, "attention_dropout": 0.0, "ffn_dropout": 0.0, "init": "normal", "init_std": 0.02}
+    bare = {name: replace(stack, **default) for name, stack in config.stacks.items()}  # type: ignore[arg-type]
+    return replace(config, head=replace(config.head, dropout=0.0), **bare)  # type: ignore[arg-type]
 
 
 def _config_differences(a: Config, b: Config) -> list[str]:

@@ -99,17 +99,14 @@ BERT = Architecture(
 )
 
 
-def _read_positions(theirs: Json) -> int:
-    return int(theirs.get("max_position_embeddings", 512)) - int(theirs.get("pad_token_id", 1)) - 1
-
-
 ROBERTA_STACK: FieldRows = {
     **STACK,
     "vocab_size": ConfigKey("vocab_size", 50265),
     # Position 0 is row pad + 1 of the table: the rows before belong to padding.
     "position_offset": ComputedField(lambda theirs: int(theirs.get("pad_token_id", 1)) + 1, lambda value, stack: {}),
     "max_positions": ComputedField(
-        _read_positions, lambda value, stack: {"max_position_embeddings": value + stack.position_offset}
+        lambda theirs: int(theirs.get("max_position_embeddings", 512)) - int(theirs.get("pad_token_id", 1)) - 1,
+        lambda value, stack: {"max_position_embeddings": value + stack.position_offset},
     ),
 }
 ROBERTA_LM: TensorNames = {
@@ -208,10 +205,6 @@ ALBERT_STACK: FieldRows = {
 }
 
 
-def _write_numbered_labels(value: int, head: Any) -> Json:
-    return {"id2label": {str(i): f"LABEL_{i}" for i in range(value)}}
-
-
 ALBERT_LAYER = "encoder.albert_layer_groups.{i}.albert_layers.0"
 ALBERT_ACTIVATION = ConfigKey("hidden_act", "gelu_new", ACTIVATIONS_AND_ALIASES)
 ALBERT_MLM: FieldRows = {**MLM, "dense": ALBERT_ACTIVATION}
@@ -252,7 +245,8 @@ ALBERT = Architecture(
             {
                 **ALBERT_MLM,
                 "next_sentence_classes": ComputedField(
-                    lambda theirs: len(theirs.get("id2label") or "ab"), _write_numbered_labels
+                    lambda theirs: len(theirs.get("id2label") or "ab"),
+                    lambda value, head: {"id2label": {str(i): f"LABEL_{i}" for i in range(value)}},
                 ),
             },
             {

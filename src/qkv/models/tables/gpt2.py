@@ -1,18 +1,7 @@
 """GPT-2: a pre-norm decoder with learned positions. Its matrices are stored (in, out)."""
 
-from typing import Any
-
-from qkv.models.tables.architecture import Architecture, ComputedField, ConfigKey, HeadTable, Json, Renamed
+from qkv.models.tables.architecture import Architecture, ComputedField, ConfigKey, HeadTable, Renamed
 from qkv.models.tables.common_rows import ACTIVATIONS_AND_ALIASES, BUFFERS, SPECIAL_TOKENS, task_head
-
-
-def _read_ffn(theirs: Json) -> int:
-    return int(theirs.get("n_inner") or 4 * int(theirs.get("n_embd", 768)))
-
-
-def _write_dropout(value: float, stack: Any) -> Json:
-    return {"resid_pdrop": value, "embd_pdrop": value}
-
 
 GPT2 = Architecture(
     name="gpt2",
@@ -24,7 +13,8 @@ GPT2 = Architecture(
             "layers": ConfigKey("n_layer", 12),
             "heads": ConfigKey("n_head", 12),
             "ffn_width": ComputedField(
-                _read_ffn, lambda value, stack: {"n_inner": None if value == 4 * stack.width else value}
+                lambda theirs: int(theirs.get("n_inner") or 4 * int(theirs.get("n_embd", 768))),
+                lambda value, stack: {"n_inner": None if value == 4 * stack.width else value},
             ),
             "position": "learned",
             "max_positions": ConfigKey("n_positions", 1024),
@@ -32,7 +22,10 @@ GPT2 = Architecture(
             "norm_eps": ConfigKey("layer_norm_epsilon", 1e-5),
             "feedforward": ConfigKey("activation_function", "gelu_new", ACTIVATIONS_AND_ALIASES),
             "score_scale": ConfigKey("scale_attn_weights", True, {True: "sqrt", False: "none"}),
-            "dropout": ComputedField(lambda theirs: float(theirs.get("resid_pdrop", 0.1)), _write_dropout),
+            "dropout": ComputedField(
+                lambda theirs: float(theirs.get("resid_pdrop", 0.1)),
+                lambda value, stack: {"resid_pdrop": value, "embd_pdrop": value},
+            ),
             "attention_dropout": ConfigKey("attn_pdrop", 0.1),
             "init": "scaled",
             "init_std": ConfigKey("initializer_range", 0.02),

@@ -21,11 +21,6 @@ from qkv.models.tables.common_rows import (
     write_bias,
 )
 
-
-def _read_head_dim(theirs: Json) -> int:
-    return int(theirs.get("head_dim") or int(theirs["hidden_size"]) // int(theirs["num_attention_heads"]))
-
-
 STACK: FieldRows = {
     **ROPE,
     "vocab_size": ConfigKey("vocab_size", 32000),
@@ -36,7 +31,10 @@ STACK: FieldRows = {
         lambda theirs: int(theirs.get("num_key_value_heads") or theirs["num_attention_heads"]),
         lambda value, stack: {"num_key_value_heads": value},
     ),
-    "head_dim": ComputedField(_read_head_dim, lambda value, stack: {"head_dim": value}),
+    "head_dim": ComputedField(
+        lambda theirs: int(theirs.get("head_dim") or int(theirs["hidden_size"]) // int(theirs["num_attention_heads"])),
+        lambda value, stack: {"head_dim": value},
+    ),
     "ffn_width": ConfigKey("intermediate_size", 11008),
     "max_positions": ConfigKey("max_position_embeddings", 2048),
     "norm": "rmsnorm",

@@ -49,7 +49,7 @@ def summarise_model(config: Config, context_length: int | None = None) -> ModelS
     """Summarise a config at a context length (by default its number of positions, at most 2,048)."""
     parameters = count_parameters(config)
     total = sum(parameters.values())
-    stacks = {n: s for n, s in (("encoder", config.encoder), ("decoder", config.decoder)) if s is not None}
+    stacks = config.stacks
     context_length = context_length or min(config.stack.max_positions, 2048)
     forward = 2 * _head_weights(config)
     for name, stack in stacks.items():

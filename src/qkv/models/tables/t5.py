@@ -56,17 +56,15 @@ def stack_rows(layers: Any, default_ffn: str) -> FieldRows:
     }
 
 
-def _decoder_layers(theirs: Json) -> int:
-    return int(theirs.get("num_decoder_layers") or theirs.get("num_layers", 6))
-
-
 def stacks(default_ffn: str) -> dict[str, FieldRows]:
     """The config rows of both stacks."""
+    decoder_layers = ComputedField(
+        lambda theirs: int(theirs.get("num_decoder_layers") or theirs.get("num_layers", 6)),
+        lambda value, stack: {"num_decoder_layers": value},
+    )
     return {
         "encoder": stack_rows(ConfigKey("num_layers", 6), default_ffn),
-        "decoder": stack_rows(
-            ComputedField(_decoder_layers, lambda value, stack: {"num_decoder_layers": value}), default_ffn
-        ),
+        "decoder": stack_rows(decoder_layers, default_ffn),
     }
 
 
@@ -115,12 +113,11 @@ def _read_tied_mt5(theirs: Json) -> bool:
     return bool(theirs.get("tie_word_embeddings", True))
 
 
-def _read_scale(theirs: Json) -> str:
-    return "rsqrt" if theirs.get("scale_decoder_outputs", theirs.get("tie_word_embeddings", True)) else "none"
-
-
 TIED = ComputedField(_read_tied, lambda value, head: {"tie_word_embeddings": value})
-SCALE = ComputedField(_read_scale, lambda value, head: {"scale_decoder_outputs": value == "rsqrt"})
+SCALE = ComputedField(
+    lambda theirs: "rsqrt" if theirs.get("scale_decoder_outputs", theirs.get("tie_word_embeddings", True)) else "none",
+    lambda value, head: {"scale_decoder_outputs": value == "rsqrt"},
+)
 
 
 def _heads(class_prefix: str, lm: FieldRows) -> tuple[HeadTable, ...]:

@@ -10,7 +10,7 @@ import secrets
 from pathlib import Path
 
 from qkv.errors import QkvError, UsageError
-from qkv.files import describe_os_error
+from qkv.files import describe_os_error, report_write_errors
 
 PREFIX = "qkv-"
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -65,10 +65,8 @@ def add_key(path: Path, name: str) -> str:
     if path.exists() and name in ApiKeys.read(path).hashes:
         raise UsageError(f"{path} has a key {name!r} already; choose another name, or remove its line")
     key = PREFIX + secrets.token_urlsafe(32)
-    try:
+    with report_write_errors(path, "give another path"):
         path.touch(mode=0o600)
         with path.open("a", encoding="utf-8") as file:
             file.write(f"{name} {hash_key(key)}\n")
-    except OSError as error:
-        raise QkvError(f"{path}: cannot be written ({describe_os_error(error)}); give another path") from error
     return key

@@ -44,7 +44,9 @@ async def reply(call: Call) -> Any:
         raise ApiError(400, "top_logprobs needs logprobs = true", param="top_logprobs")
     wanted = body.max_tokens or body.max_completion_tokens or min(DEFAULT_MAX_TOKENS, call.server.settings.max_tokens)
     with served.in_use():
-        messages = [{"role": to_role(message.role), "content": join_text(message)} for message in body.messages]
+        roles = ["system" if message.role == "developer" else message.role for message in body.messages]
+        contents = map(join_text, body.messages)
+        messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=True)]
         chat, ids = await asyncio.to_thread(encode_chat, served, messages, wanted, body.template)
         context = served.model.config.stack.max_positions
         generations = await submit_choices(
@@ -68,11 +70,6 @@ async def reply(call: Call) -> Any:
             cancel_choices(generations)
             usage = count_usage(call, served, len(ids), generations)
         return writer.write(results, usage)
-
-
-def to_role(role: str) -> str:
-    """The role of a message. A developer's message is a system prompt."""
-    return "system" if role == "developer" else role
 
 
 def join_text(message: ChatMessageBody) -> str:

@@ -8,7 +8,7 @@ from qkv.errors import UsageError
 from qkv.inside import SparseAutoencoder
 from qkv.inside.look.document import VIEWS, LookOptions, document_sites, make_document
 from qkv.serve.studio.alignment import describe_alignment
-from qkv.serve.studio.answer import AnswerCache, StudioAnswer, read_text, split_pair
+from qkv.serve.studio.answer import AnswerCache, read_text, split_pair
 from qkv.serve.studio.next_token import describe_next
 from qkv.serve.studio.requests import MAX_TOKENS, TraceRequest
 from qkv.serve.studio.switches import list_stacks, make_edits
@@ -59,7 +59,8 @@ def trace_document(
     document = make_document(model.network, trace, tokenizer, options, parts, token_types)
     if features:
         document["neurons"]["layers"] += describe_features(model, trace, features)
-    return document | {"answer": describe_answer(answer, answer_with_all)}
+    described = {"title": answer.title, "text": answer.text, "with_all": answer_with_all.text}
+    return document | {"answer": described}
 
 
 def check_num_tokens(num_tokens: int, name: str) -> None:
@@ -68,15 +69,13 @@ def check_num_tokens(num_tokens: int, name: str) -> None:
         raise UsageError(f"the {name} has {num_tokens:,} tokens, and the studio shows at most {MAX_TOKENS}; shorten it")
 
 
-def describe_answer(answer: StudioAnswer, answer_with_all: StudioAnswer) -> dict[str, Any]:
-    """The answer with the switched-off parts, and with all parts."""
-    return {"title": answer.title, "text": answer.text, "with_all": answer_with_all.text}
-
-
 def describe_model(model: Model, name: str, examples: list[str], autoencoders: Autoencoders) -> dict[str, Any]:
     """What the page needs to know of a model before it traces a text."""
     config = model.config
-    mask = None if model.tokenizer is None else model.tokenizer.special_tokens.mask
+    tokenizer = model.tokenizer
+    mask_id = None if tokenizer is None else tokenizer.special_tokens.mask
+    mask = None if mask_id is None or tokenizer is None else tokenizer.id_to_token(mask_id)
+    masked = config.head.kind == "mlm" and mask is not None
     return {
         "name": name,
         "family": config.family,
@@ -84,15 +83,7 @@ def describe_model(model: Model, name: str, examples: list[str], autoencoders: A
         "parameters": sum(parameter.numel() for parameter in model.network.parameters()),
         "stacks": list_stacks(config),
         "max_tokens": min(MAX_TOKENS, config.stack.max_positions) if config.stack.has_max_positions else MAX_TOKENS,
-        "mask": None if mask is None or model.tokenizer is None else model.tokenizer.id_to_token(mask),
-        "examples": examples or default_examples(model),
+        "mask": mask,
+        "examples": examples or [f"The cat {mask if masked else 'sat'} on the mat."],
         "autoencoders": list(autoencoders),
     }
-
-
-def default_examples(model: Model) -> list[str]:
-    """Texts to begin with, for a model without examples of its own."""
-    mask = None if model.tokenizer is None else model.tokenizer.special_tokens.mask
-    if model.config.head.kind == "mlm" and mask is not None and model.tokenizer is not None:
-        return [f"The cat {model.tokenizer.id_to_token(mask)} on the mat."]
-    return ["The cat sat on the mat."]

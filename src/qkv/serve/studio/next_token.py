@@ -18,8 +18,13 @@ from qkv.page import pack
 from qkv.serve.studio.answer import label_text
 
 NUM_NAMED = 100
-KINDS = {"lm": "token", "mlm": "token", "classify": "label", "tag": "label"}
-"""The heads whose outputs are a distribution, and what it is over."""
+KINDS = {
+    "lm": ("token", "The next token after"),
+    "mlm": ("token", "The token at"),
+    "classify": ("label", "The label of the text"),
+    "tag": ("label", "The tag of"),
+}
+"""The heads whose outputs are a distribution: what it is over, and the heading of its picture."""
 
 
 def describe_next(model: Model, trace: Trace, position: int | None) -> dict[str, Any] | None:
@@ -35,15 +40,15 @@ def describe_next(model: Model, trace: Trace, position: int | None) -> dict[str,
         raise UsageError(f"position {position}: the text has {len(tokens)} tokens; choose from 0 … {len(tokens) - 1}")
     row, order = (logits if is_pooled else logits[position]).sort(descending=True)
     tokenizer = None if model.tokenizer is None else model.tokenizer.target
+    kind, heading = KINDS[head.kind]
     named = order[:NUM_NAMED].tolist()
-    is_label = KINDS[head.kind] == "label"
     return {
-        "kind": KINDS[head.kind],
+        "kind": kind,
         "sequence": None if is_pooled else trace.output_stack,
         "position": None if is_pooled else position,
-        "predicts": describe_prediction(head.kind),
+        "predicts": heading,
         "ids": named,
-        "texts": [label_text(head.labels, i) if is_label else token_text(i, tokenizer) for i in named],
+        "texts": [label_text(head.labels, i) if kind == "label" else token_text(i, tokenizer) for i in named],
         "logits": pack(row.to(torch.float32).numpy()),
         "temperature": head.temperature,
         "multi_label": head.multi_label,
@@ -57,13 +62,3 @@ def default_position(model: Model, ids: Sequence[int]) -> int:
     mask = None if model.tokenizer is None else model.tokenizer.special_tokens.mask
     is_masked = mask is not None and model.config.family == "encoder" and mask in ids
     return list(ids).index(mask) if is_masked else 0  # type: ignore[arg-type]
-
-
-def describe_prediction(kind: str) -> str:
-    """What the distribution is, as the heading of its picture."""
-    return {
-        "lm": "The next token after",
-        "mlm": "The token at",
-        "classify": "The label of the text",
-        "tag": "The tag of",
-    }[kind]

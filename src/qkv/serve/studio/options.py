@@ -41,9 +41,8 @@ class StudioOptions:
 
 def site_width(config: Config, site: str) -> int:
     """The size of a vector at a site."""
-    stack = config.encoder if site.startswith("encoder") else config.decoder
-    assert stack is not None
-    return stack.ffn_width if site.rsplit(".", 1)[-1] in ("mlp_pre", "mlp_post") else stack.width
+    stack = config.stacks.get(site.partition(".")[0], config.stack)
+    return stack.ffn_width if site.endswith((".mlp_pre", ".mlp_post")) else stack.width
 
 
 def make_options(

@@ -6,7 +6,7 @@ A request names a run by an id that the server made. So no path of a request rea
 import hashlib
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class Runs:
     def list(self) -> list[dict[str, Any]]:
         """All runs, the one with the latest change first."""
         found = sorted(self._find(), key=lambda folder: -modified(folder / METRICS))[:MAX_RUNS]
-        self._folders = {make_id(folder): folder for folder in found}
+        self._folders = {hashlib.sha256(str(folder).encode()).hexdigest()[:16]: folder for folder in found}
         return [
             {"id": name, "name": self._name(folder), "state": find_state(folder), "changed": modified(folder / METRICS)}
             for name, folder in self._folders.items()
@@ -75,11 +75,6 @@ def list_folders(folder: Path) -> list[Path]:
     except OSError:
         return []
     return [Path(entry.path) for entry in entries if not entry.name.startswith(".")]
-
-
-def make_id(folder: Path) -> str:
-    """The id of a run: a hash of its path."""
-    return hashlib.sha256(str(folder).encode()).hexdigest()[:16]
 
 
 def modified(path: Path) -> float:
@@ -124,21 +119,21 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 
 def find_state(folder: Path) -> str:
     """Whether a run is "training", has "finished", was "stopped" by a signal, or was "interrupted" without one."""
-    last = read_last_record(folder / METRICS)
+    last = next(read_last_records(folder / METRICS, MAX_LINE_BYTES), {})
     if last.get("kind") == "end":
         return "stopped" if last.get("reason") == "signal" else "finished"
     return "training" if is_training(folder) else "interrupted"
 
 
-def read_last_record(path: Path) -> dict[str, Any]:
-    """The last record of a log; {} if there is none."""
+def read_last_records(path: Path, max_bytes: int) -> Iterator[dict[str, Any]]:
+    """The records in the last bytes of a log, the last one first."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_LINE_BYTES))
-            lines = file.read(MAX_LINE_BYTES).split(b"\n")
+            file.seek(max(0, os.fstat(file.fileno()).st_size - max_bytes))
+            lines = file.read(max_bytes).split(b"\n")
     except OSError:
-        return {}
-    return next((record for line in reversed(lines) if (record := parse_line(line)) is not None), {})
+        return
+    yield from filter(None, map(parse_line, reversed(lines)))
 
 
 def is_training(folder: Path) -> bool:
@@ -157,15 +152,6 @@ def is_training(folder: Path) -> bool:
 
 def read_examples(folder: Path, max_examples: int = 64) -> list[str]:
     """The sources of the samples in the log of a run, the latest first: texts like those that it was trained on."""
-    path, texts = folder / METRICS, dict[str, None]()
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_READ_BYTES))
-            lines = file.read(MAX_READ_BYTES).split(b"\n")
-    except OSError:
-        return []
-    for line in reversed(lines):
-        record = parse_line(line) or {}
-        if record.get("kind") == "sample" and isinstance(record.get("source"), str):
-            texts.setdefault(record["source"])
-    return list(texts)[:max_examples]
+    records = read_last_records(folder / METRICS, MAX_READ_BYTES)
+    texts = (record.get("source") for record in records if record["kind"] == "sample")
+    return list(dict.fromkeys(text for text in texts if isinstance(text, str)))[:max_examples]

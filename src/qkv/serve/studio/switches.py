@@ -26,11 +26,11 @@ def make_edits(config: Config, off: Iterable[str]) -> list[Edit]:
     for name in dict.fromkeys(off):
         found = NAME.fullmatch(name)
         stack = getattr(config, found[1]) if found else None
-        if found is None or stack is None or not _exists(config, stack, found):
+        has_cross = found is not None and found[1] == "decoder" and config.encoder is not None
+        if found is None or stack is None or not _exists(stack, found, has_cross):
             raise UsageError(f"this model has no part {name[:80]!r}; a part is {describe_parts(config)}")
         layer = f"{found[1]}.{int(found[2])}"
         if found[3] is None:
-            has_cross = found[1] == "decoder" and config.encoder is not None
             outputs = ("attn_out", *(["cross_out"] if has_cross else []), "mlp_out")
             edits += [zero_ablate(f"{layer}.{site}") for site in outputs]
         elif found[3] == "mlp":
@@ -40,8 +40,7 @@ def make_edits(config: Config, off: Iterable[str]) -> list[Edit]:
     return edits + [zero_ablate(site, heads=numbers) for site, numbers in heads.items()]
 
 
-def _exists(config: Config, stack: StackConfig, found: re.Match[str]) -> bool:
-    has_cross = found[1] == "decoder" and config.encoder is not None
+def _exists(stack: StackConfig, found: re.Match[str], has_cross: bool) -> bool:
     return (
         int(found[2]) < stack.layers
         and (found[5] is None or int(found[5]) < stack.heads)
@@ -52,18 +51,16 @@ def _exists(config: Config, stack: StackConfig, found: re.Match[str]) -> bool:
 def describe_parts(config: Config) -> str:
     """The names of the parts of a model, for an error message."""
     described = []
-    for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
-        if stack is not None:
-            kinds = "head or cross" if name == "decoder" and config.encoder is not None else "head"
-            described.append(
-                f"{name}.L, {name}.L.mlp or {name}.L.{{{kinds}}}.H with L < {stack.layers} and H < {stack.heads}"
-            )
+    for name, stack in config.stacks.items():
+        kinds = "head or cross" if name == "decoder" and config.encoder is not None else "head"
+        described.append(
+            f"{name}.L, {name}.L.mlp or {name}.L.{{{kinds}}}.H with L < {stack.layers} and H < {stack.heads}"
+        )
     return "; ".join(described)
 
 
 def list_stacks(config: Config) -> list[dict[str, Any]]:
     """The stacks of a model and their sizes, from which the page draws its switches."""
-    stacks = (("encoder", config.encoder), ("decoder", config.decoder))
     return [
         {
             "name": name,
@@ -72,6 +69,5 @@ def list_stacks(config: Config) -> list[dict[str, Any]]:
             "width": stack.width,
             "cross": name == "decoder" and config.encoder is not None,
         }
-        for name, stack in stacks
-        if stack is not None
+        for name, stack in config.stacks.items()
     ]

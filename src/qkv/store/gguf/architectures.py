@@ -168,7 +168,9 @@ def hf_config_values(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
     values["tie_word_embeddings"] = "output.weight" not in shapes
     values["attention_bias"] = "blk.0.attn_q.bias" in shapes
     values["mlp_bias"] = "blk.0.ffn_up.bias" in shapes
-    return values | _special_ids(metadata) | _rope_scaling(metadata, name)
+    if (kind := metadata.get(f"{name}.rope.scaling.type", "none")) != "none":
+        values["rope_scaling"] = {"rope_type": kind, "factor": metadata.get(f"{name}.rope.scaling.factor", 1.0)}
+    return values | _special_ids(metadata)
 
 
 def _special_ids(metadata: Mapping[str, Any]) -> Json:
@@ -176,13 +178,6 @@ def _special_ids(metadata: Mapping[str, Any]) -> Json:
     ids = {role: value if isinstance(value, int) else None for role, value in ids.items()}
     ends = list(dict.fromkeys(value for value in (ids["eos"], ids["eot"]) if value is not None))
     return {"bos_token_id": ids["bos"], "eos_token_id": ends, "pad_token_id": ids["padding"]}
-
-
-def _rope_scaling(metadata: Mapping[str, Any], name: str) -> Json:
-    kind = metadata.get(f"{name}.rope.scaling.type", "none")
-    if kind == "none":
-        return {}
-    return {"rope_scaling": {"rope_type": kind, "factor": metadata.get(f"{name}.rope.scaling.factor", 1.0)}}
 
 
 def llama3_scaling(factors: Tensor, base: float) -> Json:

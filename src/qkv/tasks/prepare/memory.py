@@ -132,10 +132,9 @@ def min_weight_bytes(config: Config) -> int:
     layer has at least one matrix.
     """
     total = 0
-    for stack in (config.encoder, config.decoder):
-        if stack is not None:
-            block = 2 * stack.width * (stack.heads * stack.head_dim + stack.ffn_width)
-            total += (stack.num_layer_groups or stack.layers) * (stack.width**2 if stack.is_recurrent else block)
+    for stack in config.stacks.values():
+        block = 2 * stack.width * (stack.heads * stack.head_dim + stack.ffn_width)
+        total += (stack.num_layer_groups or stack.layers) * (stack.width**2 if stack.is_recurrent else block)
     return 4 * total
 
 

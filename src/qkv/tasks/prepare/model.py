@@ -72,7 +72,8 @@ def build_config(recipe: Recipe, requirements: ModelRequirements) -> Config:
             continue
         overrides = _side_overrides(section.overrides, side)
         if recurrence != "none":
-            overrides = {"recurrence": recurrence, **select_recurrent(overrides)}
+            kept = {name: value for name, value in overrides.items() if name not in TRANSFORMER_FIELDS}
+            overrides = {"recurrence": recurrence, **kept}
         tokenizer = requirements.tokenizer_for(side, family)
         where = f"model.{side}" if family == "seq2seq" else "model"
         preset = getattr(base, side) if base else None
@@ -184,11 +185,6 @@ def recurrent_stack(overrides: Mapping[str, Any], requirements: ModelRequirement
         "init": "xavier",
     }
     return construct_config(StackConfig, {**defaults, **overrides}, "model")
-
-
-def select_recurrent(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The overrides of a recurrent stack, without those that are for Transformer blocks."""
-    return {name: value for name, value in overrides.items() if name not in TRANSFORMER_FIELDS}
 
 
 def recurrence_notes(recipe: Recipe) -> list[str]:
@@ -377,10 +373,9 @@ def checkpoint_notes(recipe: Recipe, config: Config, tokenizer: Tokenizer) -> li
         return []
     found = load_base_model(recipe, config, "meta")
     notes = list(found.notes)
-    stacks = {side: getattr(config, side) for side in ("encoder", "decoder") if getattr(config, side) is not None}
     ignored = {
         name: f"{name} = {getattr(stack, name)} instead of {value}"
-        for side, stack in stacks.items()
+        for side, stack in config.stacks.items()
         for name, value in _ignored_overrides(stack, _side_overrides(section.overrides, side)).items()
     }
     if ignored:

@@ -4,8 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from qkv.errors import QkvError
-from qkv.files import describe_os_error, replace_nonfinite, write_atomically
+from qkv.files import replace_nonfinite, save_text
 from qkv.inside.doctor import Finding
 from qkv.page import build_report_page
 from qkv.tasks.report.advice import MAX_ADVICE
@@ -52,12 +51,7 @@ class RunReport:
 
     def save(self, path: str | Path) -> None:
         """Write the page. Missing folders are made."""
-        path = Path(path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, self.to_html())
-        except OSError as error:
-            raise QkvError(f"{path}: cannot be written ({describe_os_error(error)}); choose another file") from error
+        save_text(Path(path), self.to_html())
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, for `--json` and for the page."""

@@ -50,7 +50,7 @@ def _decay_factor(section: TrainSection, step: int, fraction_done: float) -> flo
         return max(_inverse_sqrt_factor(section, step, fraction_done), last)
     is_wsd = section.schedule == "wsd"
     start = 1.0 - section.decay_fraction if is_wsd else _warmup_fraction(section, step, fraction_done)
-    along = _decay_progress(fraction_done, start)
+    along = min(max((fraction_done - start) / (1.0 - start), 0.0), 1.0) if start < 1.0 else 0.0  # 0 → 1 in the decay
     if is_wsd or section.schedule == "linear":
         return 1.0 - (1.0 - last) * along
     return last + (1.0 - last) * (1.0 + math.cos(math.pi * along)) / 2.0
@@ -76,8 +76,3 @@ def _inverse_sqrt_factor(section: TrainSection, step: int, fraction_done: float)
     if 0 < section.warmup < 1:
         return math.sqrt(section.warmup / max(_fraction_after_step(section, fraction_done), section.warmup))
     return math.sqrt(min(max(section.warmup, 1.0) / (step + 1), 1.0))
-
-
-def _decay_progress(fraction_done: float, start: float) -> float:
-    """Return how far the decay has come: 0 at `start`, 1 at the end of the budget."""
-    return min(max((fraction_done - start) / (1.0 - start), 0.0), 1.0) if start < 1.0 else 0.0

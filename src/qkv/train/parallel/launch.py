@@ -114,7 +114,9 @@ class LocalProcesses:
                     code = 128 - ended if ended < 0 else ended
                     until = time.monotonic() + (STOP_GRACE_SECONDS if self.stop_signal else FAILURE_GRACE_SECONDS)
                     if not self.stop_signal:
-                        log.error("rank %d of %d %s; stopping the others", rank, self.size, _describe_exit(ended))
+                        how = f"failed with exit code {ended}"
+                        how = f"was killed by {signal.Signals(-ended).name}" if ended < 0 else how
+                        log.error("rank %d of %d %s; stopping the others", rank, self.size, how)
                         for other in self.running.values():
                             other.terminate()
             if time.monotonic() > until:
@@ -130,12 +132,6 @@ class LocalProcesses:
             process.kill()
             process.wait()
         self.running.clear()
-
-
-def _describe_exit(ended: int) -> str:
-    if ended < 0:
-        return f"was killed by {signal.Signals(-ended).name}"
-    return f"failed with exit code {ended}"
 
 
 def _relay(rank: int, lines: IO[bytes]) -> None:
