@@ -38,11 +38,11 @@ def write_corpus(experiment: Experiment, train_bytes: int, valid_bytes: int) -> 
         documents, left = [], size
         for example in standard_library().examples(split):
             text = example["text"][: min(left, 20_000)]
-            documents.append(json.dumps({"text": text}))
+            documents.append(text)
             left -= len(text)
             if left <= 0:
                 break
-        keys[f"data.{split}"] = experiment.write_lines(f"{split}-{size}.jsonl", documents)
+        keys[f"data.{split}"] = experiment.write_texts(f"{split}-{size}.jsonl", documents)
     return keys
 
 

@@ -4,6 +4,7 @@ trained = experiment.train("post-norm", {**RECIPE, "model.norm_placement": "post
 trained.run_end.metrics["loss"]
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,14 @@ class Experiment:
         path = self.folder / name
         path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
         return str(path)
+
+    def write_records(self, name: str, records: Iterable[Mapping[str, Any]]) -> str:
+        """Write a JSONL file into the scratch folder and return its path."""
+        return self.write_lines(name, map(json.dumps, records))
+
+    def write_texts(self, name: str, texts: Iterable[str]) -> str:
+        """Write texts as a JSONL file into the scratch folder and return its path."""
+        return self.write_records(name, ({"text": text} for text in texts))
 
     def train(self, name: str, keys: Mapping[str, Any], watcher: Watcher | None = None) -> TrainingResult:
         """Train a recipe, given by keys with dots. `name` names the run in the scratch folder and on the display."""

@@ -5,7 +5,6 @@ states with equal probability, so a model that knows the chain has a loss of ln 
 first tokens of a walk.
 """
 
-import json
 import random
 from itertools import product
 
@@ -42,11 +41,11 @@ def write_walks(
 
     With a `max_length`, longer walks are split into sequences. Otherwise a sequence is a walk with BOS and EOS.
     """
-    walks = [json.dumps({"text": chain.walk(num_tokens)}) for _ in range(num_walks)]
+    walks = [chain.walk(num_tokens) for _ in range(num_walks)]
     num_valid = max(num_walks // 20, 1)
     return {
-        "data.train": experiment.write_lines("train.jsonl", walks[num_valid:]),
-        "data.valid": experiment.write_lines("valid.jsonl", walks[:num_valid]),
+        "data.train": experiment.write_texts("train.jsonl", walks[num_valid:]),
+        "data.valid": experiment.write_texts("valid.jsonl", walks[:num_valid]),
         "data.max_length": max_length or num_tokens + 2,
         "tokenizer.kind": "word",
         "tokenizer.min_frequency": 1,

@@ -1,4 +1,4 @@
-"""Score a trained decoder token by token, on lines that all have the same number of tokens.
+"""Score a decoder: its loss on token ids, or token by token on lines that all have the same number of tokens.
 
 N lines, T tokens
 """
@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
+from qkv.blocks import Tap
 from qkv.inside import Edit, EditTap, check_edits
-from qkv.models import Decoder
+from qkv.models import Decoder, Network
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.text import Tokenizer
 
@@ -24,14 +26,21 @@ class TokenScores(NamedTuple):
     correct: Tensor  # (N, T), bool
 
 
+def next_token_loss(network: Decoder, ids: Tensor, tap: Tap | None = None) -> Tensor:
+    """The mean loss of the next token, for ids (N, T)."""
+    logits = network(ids[:, :-1], tap=tap)  # (N, T − 1, V)
+    return cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
 @torch.no_grad()
 def score_tokens(
-    network: Decoder, tokenizer: Tokenizer, lines: Sequence[str], edits: Edit | Iterable[Edit] = ()
+    network: Network, tokenizer: Tokenizer, lines: Sequence[str], edits: Edit | Iterable[Edit] = ()
 ) -> TokenScores:
     """Score lines that all have the same number of tokens. Each line is a document, after the BOS token.
 
     `edits` change activations, for example `qkv.inside.zero_ablate("decoder.1.z", heads=[0])`.
     """
+    assert isinstance(network, Decoder)
     encoded = encode_lines(tokenizer, lines)
     losses, correct, edits = [], [], check_edits(network.config, edits)
     with eval_mode(network):

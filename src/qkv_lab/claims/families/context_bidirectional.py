@@ -1,6 +1,5 @@
 """An encoder reads the words on both sides. With a causal mask, a tag that a later word decides is a guess."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
@@ -62,8 +61,8 @@ def run(experiment: Experiment) -> Iterator[Point]:
     keys = {**RECIPE, "train.steps": settings.steps}
     for split, count in (("train", settings.train_sentences), ("valid", 8)):
         sentences = (make_sentence(rng, settings.sentence_words) for _ in range(count))
-        lines = (json.dumps({"tokens": words, "tags": tags}) for words, _, tags in sentences)
-        keys[f"data.{split}"] = experiment.write_lines(f"{split}.jsonl", lines)
+        records = ({"tokens": words, "tags": tags} for words, _, tags in sentences)
+        keys[f"data.{split}"] = experiment.write_records(f"{split}.jsonl", records)
     test = [make_sentence(rng, settings.sentence_words) for _ in range(settings.test_sentences)]
     for name, family in MASKS.items():
         trained = experiment.train(name, {**keys, "model.family": family})

@@ -1,6 +1,5 @@
 """Copying a sequence: attention reads each symbol where it stands, a recurrent state has to hold all of them."""
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -83,9 +82,8 @@ def write_files(experiment: Experiment, rng: Random) -> dict[str, dict[str, str]
     for split, count in (("train", settings.train_lines), ("valid", settings.test_lines)):
         lengths = [round(math.exp(rng.uniform(0, math.log(settings.max_length)))) for _ in range(count)]
         sequences = [make_symbols(rng, length) for length in lengths]
-        lines = [json.dumps({"text": make_line(symbols)}) for symbols in sequences]
         pairs = ["source\ttarget", *(f"{symbols}\t{symbols}" for symbols in sequences)]
-        keys["lines"][f"data.{split}"] = experiment.write_lines(f"{split}.jsonl", lines)
+        keys["lines"][f"data.{split}"] = experiment.write_texts(f"{split}.jsonl", map(make_line, sequences))
         keys["pairs"][f"data.{split}"] = experiment.write_lines(f"{split}.tsv", pairs)
     return keys
 

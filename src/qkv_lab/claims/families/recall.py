@@ -1,12 +1,10 @@
 """Recall over a distance: attention finds a token however far back it is, a recurrent state has to keep it."""
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from qkv.models import Decoder
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.experiment import Experiment
 from qkv_lab.recurrent import comparable_decoders
@@ -55,13 +53,12 @@ def run(experiment: Experiment) -> Iterator[Point]:
 
     keys = {**RECIPE, "data.max_length": settings.max_distance + 4, "train.steps": settings.steps}
     for split, count in (("train", settings.train_lines), ("valid", 8)):
-        lines = [json.dumps({"text": make_line(rng, random_distance())}) for _ in range(count)]
-        keys[f"data.{split}"] = experiment.write_lines(f"{split}.jsonl", lines)
+        lines = [make_line(rng, random_distance()) for _ in range(count)]
+        keys[f"data.{split}"] = experiment.write_texts(f"{split}.jsonl", lines)
     models = comparable_decoders(settings.width)
     models[WINDOW] = {**models["attention"], "model.sliding_window": settings.window}
     for name in settings.models:
         trained = experiment.train(name, {**keys, **models[name]})
-        assert isinstance(trained.network, Decoder)
         yield Point(PARAMETERS, name, 0, sum(one.numel() for one in trained.network.parameters()))
         for distance in powers_of_two(settings.max_distance):
             lines = [make_line(rng, distance) for _ in range(settings.test_lines)]

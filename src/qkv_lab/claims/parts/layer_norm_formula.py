@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from qkv.blocks import Tap
 from qkv.models import Decoder
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.decoders import build_decoder
 from qkv_lab.experiment import Experiment
+from qkv_lab.scoring import next_token_loss
 from qkv_lab.table import Point, Table
 
 OUTPUT = "standard deviation of the output"
@@ -57,10 +57,10 @@ def run(experiment: Experiment) -> Iterator[Point]:
         tap = Tap(record=["decoder.*.resid_post"])
         ids = torch.randint(VOCAB_SIZE, (4, 33))
         with torch.no_grad():
-            logits = network(ids[:, :-1], tap=tap)
+            loss = next_token_loss(network, ids, tap)
         for layer in settings.layers:
             yield Point(STREAM, name, layer, tap[f"decoder.{layer - 1}.resid_post"].std(dim=2).mean().item())
-        yield Point(LOSS, name, settings.layers[-1], cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).item())
+        yield Point(LOSS, name, settings.layers[-1], loss.item())
 
 
 def replace_norms(network: Decoder) -> None:

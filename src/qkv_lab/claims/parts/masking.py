@@ -13,6 +13,7 @@ from qkv.models import Config, Decoder
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.experiment import Experiment
 from qkv_lab.loop import training_steps
+from qkv_lab.scoring import next_token_loss
 from qkv_lab.table import Point, Table
 
 FUTURE = "weight on future tokens"
@@ -104,12 +105,6 @@ def train_on_random_tokens(settings: MaskingSettings, tap: Tap) -> Decoder:
     for _ in training_steps(network, compute_loss, settings.steps, lr=3e-3):
         pass
     return network
-
-
-def next_token_loss(network: Decoder, tokens: Tensor, tap: Tap) -> Tensor:
-    """The mean loss of the next token."""
-    logits = network(tokens[:, :-1], tap=tap)
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def check(table: Table) -> list[Check]:

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.decoders import build_decoder
 from qkv_lab.experiment import Experiment
+from qkv_lab.scoring import next_token_loss
 from qkv_lab.table import Point, Table
 
 LAST = "gradient of the last feed-forward (norm)"
@@ -42,7 +42,7 @@ def layer_gradients(settings: NormPlacementSettings, layers: int, placement: str
     """The norm of the gradient of each layer's down-projection, for the loss of a language model."""
     network = build_decoder(layers, settings.width, VOCAB_SIZE, norm_placement=placement)
     ids = torch.randint(VOCAB_SIZE, (settings.num_sequences, settings.num_tokens + 1))
-    cross_entropy(network(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()).backward()
+    next_token_loss(network, ids).backward()
     return [block.ffn.down.weight.grad.norm().item() for block in network.decoder.blocks]  # type: ignore[union-attr, operator]
 
 

@@ -7,7 +7,6 @@ from typing import get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from qkv.decode import WeightPrecision, quantize
 from qkv.decode.cpu.quantize import QuantizedLinear
@@ -16,6 +15,7 @@ from qkv.models import Decoder
 from qkv_lab.claim import Chart, Check, Claim
 from qkv_lab.corpus import BYTE_MODEL, read_passages, write_corpus
 from qkv_lab.experiment import Experiment
+from qkv_lab.scoring import next_token_loss
 from qkv_lab.table import Point, Table
 
 SIZE = "size of the matrices (bits for each weight)"
@@ -53,7 +53,7 @@ def run(experiment: Experiment) -> Iterator[Point]:
     network = trained.network.eval()
     assert isinstance(network, Decoder)
     ids = torch.tensor(read_passages(keys["data.valid"], trained.tokenizer, settings.num_passages, 128))
-    loss = loss_of(network, ids)
+    loss = next_token_loss(network, ids).item()
     yield Point(SIZE, "matrices", "float32", matrix_bits(network))
     yield Point(LOSS, "loss", "float32", loss)
     for precision in get_args(WeightPrecision):
@@ -62,15 +62,10 @@ def run(experiment: Experiment) -> Iterator[Point]:
         except QkvError:  # torch has no kernels for this precision on this machine
             continue
         yield Point(SIZE, "matrices", precision, matrix_bits(small))
-        yield Point(LOSS, "loss", precision, loss_of(small, ids))
+        yield Point(LOSS, "loss", precision, next_token_loss(small, ids).item())
     for bits in settings.bits:
         for name in (TENSOR, ROW, GROUP):
-            yield Point(RISE, name, bits, loss_of(round_network(network, bits, name), ids) - loss)
-
-
-def loss_of(network: Decoder, ids: Tensor) -> float:
-    """The mean loss of passages (N, T)."""
-    return cross_entropy(network(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()).item()
+            yield Point(RISE, name, bits, next_token_loss(round_network(network, bits, name), ids).item() - loss)
 
 
 def matrix_bits(network: Decoder) -> float:

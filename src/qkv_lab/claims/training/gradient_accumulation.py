@@ -1,6 +1,5 @@
 """The gradients of micro-batches add up to the gradient of the batch, if each loss is divided by all labels."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -56,7 +55,7 @@ def prepare_batch(experiment: Experiment, lengths: str) -> tuple[TrainingModule,
     if lengths == "equal lengths":
         numbers = [settings.max_words] * settings.num_texts
     texts = [" ".join(f"w{word}" for word in torch.randint(20, (number,)).tolist()) for number in numbers]
-    file = experiment.write_lines(f"{lengths}.jsonl", [json.dumps({"text": text}) for text in texts])
+    file = experiment.write_texts(f"{lengths}.jsonl", texts)
     keys = {
         "data.train": file,
         "data.valid": file,

@@ -3,7 +3,6 @@
 K classes, V words
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -41,10 +40,10 @@ def run(experiment: Experiment) -> Iterator[Point]:
     """Calibration error, loss and accuracy on test texts, by label smoothing and by the amount of training data."""
     settings = experiment.settings
     topics = (0.7 * torch.randn(settings.num_topics, NUM_WORDS)).softmax(dim=1)  # (K, V)
-    valid = experiment.write_lines("valid.jsonl", map(json.dumps, write_texts(topics, 500)))
-    test = write_texts(topics, settings.num_test)
+    valid = experiment.write_records("valid.jsonl", make_records(topics, 500))
+    test = make_records(topics, settings.num_test)
     for series, size in ((LITTLE, settings.little), (MORE, settings.more)):
-        train = experiment.write_lines(f"{size}.jsonl", map(json.dumps, write_texts(topics, size)))
+        train = experiment.write_records(f"{size}.jsonl", make_records(topics, size))
         for smoothing in settings.smoothing:
             keys = {
                 "data.train": train,
@@ -68,7 +67,7 @@ def run(experiment: Experiment) -> Iterator[Point]:
             yield from evaluate(model, test, series, smoothing)
 
 
-def write_texts(topics: Tensor, count: int) -> list[dict[str, str]]:
+def make_records(topics: Tensor, count: int) -> list[dict[str, str]]:
     """Texts of random words, each from the word distribution of a random topic, which is its label."""
     labels = torch.randint(len(topics), (count,))
     words = torch.multinomial(topics[labels], NUM_TOKENS, replacement=True)

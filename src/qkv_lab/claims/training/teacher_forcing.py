@@ -1,6 +1,5 @@
 """Teacher forcing: the model never reads its own errors in training. When they add up, and what training gains."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
@@ -85,8 +84,8 @@ def run(experiment: Experiment) -> Iterator[Point]:
         rng = Random(experiment.seed)
         keys = {**RECIPE, "data.max_length": 2 * settings.num_digits + 3, "train.steps": settings.steps}
         for split, count in (("train", settings.train_lines), ("valid", 8)):
-            lines = (json.dumps({"text": str(make_line(rng, task, settings))}) for _ in range(count))
-            keys[f"data.{split}"] = experiment.write_lines(f"{task} {split}.jsonl", lines)
+            lines = (str(make_line(rng, task, settings)) for _ in range(count))
+            keys[f"data.{split}"] = experiment.write_texts(f"{task} {split}.jsonl", lines)
         trained = experiment.train(task, keys)
         assert isinstance(trained.network, Decoder)
         test = [make_line(rng, task, settings) for _ in range(settings.test_lines)]

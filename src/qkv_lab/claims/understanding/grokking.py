@@ -1,6 +1,5 @@
 """Grokking: with weight decay, a model generalises long after it has learned its training data by heart."""
 
-import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -57,7 +56,7 @@ def run(experiment: Experiment) -> Iterator[Point]:
     splits = split_table(settings.modulus, settings.fraction, random.Random(experiment.seed))
     keys = {**RECIPE, **save_steps(settings.save_every), "train.steps": settings.steps}
     for key, split in (("data.train", TRAINING), ("data.valid", HELD_OUT)):
-        keys[key] = experiment.write_lines(f"{split}.jsonl", (json.dumps(record.fields) for record in splits[split]))
+        keys[key] = experiment.write_records(f"{split}.jsonl", (record.fields for record in splits[split]))
     for name, decay in ((DECAY, settings.weight_decay), (NO_DECAY, 0.0)):
         trained = experiment.train(name, {**keys, "train.weight_decay": decay})
         for step, network in experiment.snapshots(name):

@@ -1,6 +1,5 @@
 """Induction heads appear together with in-context learning, and need two layers of attention."""
 
-import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -57,8 +56,8 @@ def run(experiment: Experiment) -> Iterator[Point]:
     documents = [make_document(settings, generator) for _ in range(settings.documents)]
     tests = [make_document(settings, generator) for _ in range(settings.test_documents)]
     keys = {**RECIPE, **save_steps(settings.save_every), "train.steps": settings.steps}
-    keys["data.train"] = write_documents(experiment, "train.jsonl", documents)
-    keys["data.valid"] = write_documents(experiment, "valid.jsonl", tests)
+    keys["data.train"] = experiment.write_texts("train.jsonl", map(" ".join, documents))
+    keys["data.valid"] = experiment.write_texts("valid.jsonl", map(" ".join, tests))
     keys["data.max_length"] = settings.length + 2
     keys["train.batch_tokens"] = settings.batch_documents * (settings.length + 2)
     for name, layers in ((ONE, 1), (TWO, 2)):
@@ -83,15 +82,10 @@ def make_document(settings: InductionHeadsSettings, generator: random.Random) ->
     return [segment[i % size] for i in range(settings.length)]
 
 
-def write_documents(experiment: Experiment, name: str, documents: Sequence[Sequence[str]]) -> str:
-    """Write documents as a JSONL file."""
-    return experiment.write_lines(name, (json.dumps({"text": " ".join(words)}) for words in documents))
-
-
 def repeated_loss(model: TextModel, documents: Sequence[Sequence[str]], edits: Sequence[Edit] = ()) -> float:
     """The mean loss of words whose predecessor has occurred before, so that the context determines them."""
     lines = [" ".join(words) for words in documents]
-    losses = score_tokens(model.network, model.tokenizer, lines, edits).losses  # type: ignore[arg-type]
+    losses = score_tokens(model.network, model.tokenizer, lines, edits).losses
     repeated = torch.tensor([[i > len(set(words)) for i in range(len(words))] for words in documents])
     return float(losses[repeated].mean())
 

@@ -1,6 +1,5 @@
 """Pretraining on text without labels: masked tokens, next tokens and corrupted spans, then a task with few labels."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
@@ -68,8 +67,8 @@ def make_sentences(rng: Random, count: int) -> list[tuple[str, str]]:
 def run(experiment: Experiment) -> Iterator[Point]:
     """Pretrain with each objective, and fine-tune with few labels: the pretrained model, and a new one."""
     settings, rng = experiment.settings, Random(experiment.seed)
-    text = write_text(experiment, "text", make_sentences(rng, settings.sentences))
-    held_out = write_text(experiment, "held-out", make_sentences(rng, NUM_TOPICS))
+    text = experiment.write_texts("text.jsonl", (text for text, _ in make_sentences(rng, settings.sentences)))
+    held_out = experiment.write_texts("held-out.jsonl", (text for text, _ in make_sentences(rng, NUM_TOPICS)))
     test = write_labelled(experiment, "test", make_sentences(rng, settings.test_sentences))
     labelled = {
         count: write_labelled(experiment, f"labelled-{count}", make_sentences(rng, count * NUM_TOPICS))
@@ -99,17 +98,12 @@ def run(experiment: Experiment) -> Iterator[Point]:
                 yield Point(ACCURACY, series, count, accuracy(experiment.train(f"{series} {count}", keys)))
 
 
-def write_text(experiment: Experiment, name: str, sentences: list[tuple[str, str]]) -> str:
-    """Write sentences without their labels."""
-    return experiment.write_lines(f"{name}.jsonl", (json.dumps({"text": text}) for text, _ in sentences))
-
-
 def write_labelled(experiment: Experiment, name: str, sentences: list[tuple[str, str]]) -> dict[str, str]:
     """Write sentences with their labels, for a classifier and for an encoder-decoder that writes the label."""
     fields = {"classification": ("text", "label"), "seq2seq": ("source", "target")}
     return {
-        task: experiment.write_lines(
-            f"{name}-{task}.jsonl", (json.dumps(dict(zip(names, pair, strict=True))) for pair in sentences)
+        task: experiment.write_records(
+            f"{name}-{task}.jsonl", (dict(zip(names, pair, strict=True)) for pair in sentences)
         )
         for task, names in fields.items()
     }
