@@ -11,7 +11,7 @@ from search_models import make_embedder
 import qkv
 from qkv.cli import run_command
 from qkv.search import approximate
-from qkv.search.folder import CANDIDATES_FILE, DamagedIndex, read_manifest
+from qkv.search.folder import IVF_FILE, DamagedIndex, read_manifest
 from qkv.search.vectors import VectorSearch, normalize
 
 needs_faiss = pytest.mark.skipif(not approximate.has_faiss(), reason="the extra faiss is not installed")
@@ -32,11 +32,11 @@ def recall(found: list[tuple[np.ndarray, np.ndarray]], exact: list[tuple[np.ndar
 @needs_faiss
 def test_candidates_find_nearly_all_that_exact_search_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vectors, queries = make_vectors(6000), make_vectors(40, seed=1)
-    approximate.write_candidates(tmp_path / "ivf", vectors)
-    candidates = approximate.CandidateIndex(tmp_path / "ivf", vectors.shape)
-    assert candidates.num_clusters > 100
+    approximate.write_ivf(tmp_path / "ivf", vectors)
+    ivf = approximate.IvfIndex(tmp_path / "ivf", vectors.shape)
+    assert ivf.num_clusters > 100
     exact = VectorSearch(vectors).search(queries, 10)
-    search = VectorSearch(vectors, candidates=candidates)
+    search = VectorSearch(vectors, ivf=ivf)
     found = search.search(queries, 10)
     assert recall(found, exact) > 0.95
     scores = {int(number): score for number, score in zip(*exact[0], strict=True)}
@@ -79,15 +79,15 @@ def notes(tmp_path: Path) -> Path:
 def test_a_large_index_has_candidates_with_a_checksum(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, out = make_embedder(), notes.parent / "index"
     exact = qkv.Index.build(notes, model=model, out=out).search("the lazy dog", method="dense")
-    assert CANDIDATES_FILE not in read_manifest(out)["checksums"]
+    assert IVF_FILE not in read_manifest(out)["checksums"]
     monkeypatch.setattr(approximate, "MAX_EXACT_VECTORS", 80)
     index = qkv.Index.build(notes, model=model, out=out)  # an update writes them
     assert index.report is not None
     assert (index.report.embedded_passages, index.report.notes) == (0, [])
-    assert index.vectors.candidates is not None
+    assert index.vectors.ivf is not None
     manifest = read_manifest(out)
-    file = out / manifest["data"] / CANDIDATES_FILE
-    assert CANDIDATES_FILE in manifest["checksums"]
+    file = out / manifest["data"] / IVF_FILE
+    assert IVF_FILE in manifest["checksums"]
     assert index.search("the lazy dog", method="dense").hits == exact.hits  # few clusters: all are visited
     assert qkv.open_index(out, model=model).search("fox", method="fused").hits
 
@@ -96,7 +96,7 @@ def test_a_large_index_has_candidates_with_a_checksum(notes: Path, monkeypatch: 
     with pytest.raises(DamagedIndex, match="does not match its checksum"):
         qkv.open_index(out)
     file.write_bytes(b"something else")
-    with pytest.raises(DamagedIndex, match=CANDIDATES_FILE):
+    with pytest.raises(DamagedIndex, match=IVF_FILE):
         qkv.open_index(out, verify=False)
     file.unlink()
     with pytest.raises(DamagedIndex, match="missing"):
@@ -105,9 +105,9 @@ def test_a_large_index_has_candidates_with_a_checksum(notes: Path, monkeypatch: 
 
 @needs_faiss
 def test_candidates_of_other_vectors_are_refused(tmp_path: Path) -> None:
-    approximate.write_candidates(tmp_path / "ivf", make_vectors(200))
+    approximate.write_ivf(tmp_path / "ivf", make_vectors(200))
     with pytest.raises(ValueError, match=r"shape \(200, 24\), not \(201, 24\)"):
-        approximate.CandidateIndex(tmp_path / "ivf", (201, 24))
+        approximate.IvfIndex(tmp_path / "ivf", (201, 24))
 
 
 def test_without_faiss_search_is_exact_and_says_what_to_install(
@@ -126,5 +126,5 @@ def test_without_faiss_search_is_exact_and_says_what_to_install(
     with caplog.at_level(logging.WARNING, "qkv"):
         index = qkv.open_index(out)
     assert hint in caplog.text
-    assert index.vectors.candidates is None
+    assert index.vectors.ivf is None
     assert len(index.search("the lazy dog", method="dense").hits) == 10

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.search import vectors as vector_search
-from qkv.search.ranking import fuse, match_weights, rank_matches, top_k
+from qkv.search.ranking import bm25_weights, fuse, rank_matches, top_k
 from qkv.search.vectors import VectorSearch, normalize
 from qkv.text.bm25 import BM25, K1, B, InvertedIndexBuilder, normalized_words
 
@@ -105,8 +105,8 @@ def test_fusion_weighs_matches() -> None:
 
 def test_words_that_no_passage_has_lower_the_weight_of_matches() -> None:
     index = index_words(["a house of glass", "a ship of wood", "of late"])
-    assert match_weights(index.scores("house"), index.max_score("house")).tolist() == [1, 0, 0]
-    weights = match_weights(index.scores("of Africa"), index.max_score("of Africa"))
+    assert bm25_weights(index.scores("house"), index.max_score("house")).tolist() == [1, 0, 0]
+    weights = bm25_weights(index.scores("of Africa"), index.max_score("of Africa"))
     assert 0 < max(weights) < 0.5
 
 

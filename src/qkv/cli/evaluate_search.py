@@ -63,7 +63,7 @@ def to_json(result: "SearchEvaluation") -> dict[str, Any]:
     return {
         "metrics": result.metrics,
         "intervals": result.intervals,
-        "fused_minus": differences_to_json(result.fused_minus),
+        "fused_differences": differences_to_json(result.fused_differences),
         "notes": list(result.notes),
     }
 

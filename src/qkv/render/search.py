@@ -22,7 +22,7 @@ def print_search_evaluation(index: str, result: SearchEvaluation, console: Conso
         for method in result.metrics:
             _add_score(table, [heading, method], result, method, name)
             heading = ""
-        for method, differences in result.fused_minus.items():
+        for method, differences in result.fused_differences.items():
             _add_difference(table, ["", f"fused − {method}"], name, differences.get(name))
     console.print(table)
     for note in result.notes:

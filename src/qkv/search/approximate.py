@@ -36,12 +36,12 @@ def exact_search_note(num_vectors: int) -> str:
     """A note for the user of a large index without an inverted file."""
     install = "" if has_faiss() else f"install faiss ({INSTALL_HINT}), then "
     return (
-        f"search compares all {num_vectors:,} vectors, because the index has no inverted file; for faster, "
+        f"search compares all {num_vectors:,} vectors, because the index has no inverted file (IVF); for faster, "
         f"approximate search, {install}run qkv index again"
     )
 
 
-def write_candidates(path: Path, vectors: np.ndarray, progress: Callable[[int, int], None] | None = None) -> None:
+def write_ivf(path: Path, vectors: np.ndarray, progress: Callable[[int, int], None] | None = None) -> None:
     """Cluster unit vectors (N, C), perhaps memory-mapped, and write the inverted file."""
     faiss: Any = import_module("faiss")
     num, width = vectors.shape
@@ -56,8 +56,8 @@ def write_candidates(path: Path, vectors: np.ndarray, progress: Callable[[int, i
     faiss.write_index(index, str(path))
 
 
-class CandidateIndex:
-    """An inverted file on disk, memory-mapped. Raises ValueError if it is not one of vectors of this shape."""
+class IvfIndex:
+    """An inverted file on disk, memory-mapped. Raises ValueError if its vectors do not have this shape."""
 
     def __init__(self, path: Path, shape: tuple[int, int]) -> None:
         faiss: Any = import_module("faiss")

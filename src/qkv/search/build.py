@@ -17,7 +17,7 @@ from qkv.progress import OnStage
 from qkv.search import approximate
 from qkv.search.embedder import BATCHES_PER_CHUNK, Embedder
 from qkv.search.folder import (
-    CANDIDATES_FILE,
+    IVF_FILE,
     MANIFEST_FILE,
     TEXTS_FILE,
     VECTOR_DTYPES,
@@ -39,7 +39,7 @@ class BuildReport:
     passages: int
     embedded_files: int  # new and changed files
     embedded_passages: int
-    removed_files: int  # names that were in the index before and are not in it now
+    removed_files: int  # files that only the old index had
     skipped: dict[str, str]  # files that are not in the index, and why
     notes: list[str]
 
@@ -119,7 +119,7 @@ class DataWriter:
             np.save(self.data / f"{array_name}.npy", array, allow_pickle=False)
 
     def _split_file(self, name: str, content: bytes, max_tokens: int) -> tuple[IndexedFile, list[Passage]]:
-        """The passages of a file; those of the old index if it has a file with the same content."""
+        """The passages of a file, from the old index if it has a file with the same content."""
         checksum = sha256(content).hexdigest()
         old_range = None if self.old is None else self.old.ranges.get(checksum)
         if self.old is not None and old_range is not None:
@@ -129,8 +129,8 @@ class DataWriter:
         return IndexedFile(name, checksum, len(passages), old_range), passages
 
     def write_vectors(self, dtype: str) -> None:
-        """Write the vectors of all passages: copy those of unchanged files, and embed the others."""
-        shape = (len(self.lines), len(self.embedder.probe))
+        """Write the vectors of all passages: copy the vectors of unchanged files, and embed the other passages."""
+        shape = (len(self.lines), len(self.embedder.fingerprint))
         path = self.data / VECTORS_FILE
         vectors = np.lib.format.open_memmap(path, "w+", np.dtype(dtype), shape)
         if hasattr(os, "posix_fallocate"):  # else a full disk kills the process when it writes to the mapped memory
@@ -155,14 +155,14 @@ class DataWriter:
             self.progress("embedding", len(pending), len(pending))
         vectors.flush()
 
-    def write_candidates(self) -> list[str]:
+    def write_ivf(self) -> list[str]:
         """Write the inverted file of the vectors, if there are many. Returns a note if faiss is not installed."""
         vectors = np.load(self.data / VECTORS_FILE, mmap_mode="r", allow_pickle=False)
         if len(vectors) <= approximate.MAX_EXACT_VECTORS:
             return []
         if not approximate.has_faiss():
             return [approximate.exact_search_note(len(vectors))]
-        approximate.write_candidates(self.data / CANDIDATES_FILE, vectors, partial(self.progress, "clustering"))
+        approximate.write_ivf(self.data / IVF_FILE, vectors, partial(self.progress, "clustering"))
         return []
 
 
@@ -176,48 +176,50 @@ def build_index(
     rebuild: bool = False,
     progress: OnStage | None = None,
 ) -> BuildReport:
-    """Write the index of a folder or file. Files that an existing index has with the same content are not embedded.
+    """Write the index of a folder or file. If the folder has an index, embed only new and changed files.
 
-    An existing index must be of the same model and source; the source may have moved. With `rebuild`, it is ignored and
-    replaced.
+    An existing index must have the same model and source; the source may have moved. `rebuild` ignores and replaces an
+    existing index.
     """
     if dtype not in VECTOR_DTYPES:
         raise UsageError(f"dtype = {dtype!r} is unknown; {suggest_name(str(dtype), VECTOR_DTYPES)}")
     folder = to_path(folder)
-    passage_tokens = embedder.passage_tokens(max_tokens)
+    max_passage_tokens = embedder.max_passage_tokens(max_tokens)
     root, names = find_files(source, excluded=folder)
     settings: dict[str, Any] = {"max_tokens": max_tokens, "dtype": dtype, "pooling": embedder.pooling}
     with lock_for_writing(folder):
         old = OldIndex(folder) if (folder / MANIFEST_FILE).exists() and not rebuild else None
         if old is not None:
-            remedy = "give that model, choose another folder for the index, or add --rebuild to replace it"
-            embedder.check_probe(old.manifest["probe"], str(folder), remedy)
+            remedy = "use the model that built it, choose another folder, or replace the index with --rebuild"
+            embedder.check_same_model(old.manifest["fingerprint"], str(folder), remedy)
             _check_source(old.manifest["source"], source, folder)
             if {name: old.manifest[name] for name in settings} != settings:
                 old.ranges = {}
         with write_data(folder) as (data, manifest):
             writer = DataWriter(data, embedder, old, progress)
-            writer.write_passages(root, names, passage_tokens, may_be_picture=to_path(source).is_file())
+            writer.write_passages(root, names, max_passage_tokens, may_be_picture=to_path(source).is_file())
             if not writer.lines:
                 why = "".join(f"; {name}: {reason}" for name, reason in list(writer.skipped.items())[:1])
                 raise QkvError(f"{source}: no text found in {len(names):,} files{why}; give a folder with text files")
             writer.write_vectors(dtype)
-            notes = writer.write_candidates()
+            notes = writer.write_ivf()
             files = writer.files
             manifest |= settings | {
                 "source": _absolute_source(source),
                 "root": str(root),
                 "model": embedder.name or (old.manifest["model"] if old is not None else ""),
-                "probe": embedder.probe.tolist(),
-                "files": [{"name": one.name, "sha256": one.checksum, "passages": one.num_passages} for one in files],
+                "fingerprint": embedder.fingerprint.tolist(),
+                "files": [
+                    {"name": file.name, "sha256": file.checksum, "passages": file.num_passages} for file in files
+                ],
             }
-    embedded = [one.num_passages for one in files if one.old_range is None]
+    embedded = [file.num_passages for file in files if file.old_range is None]
     return BuildReport(
         files=len(files),
         passages=len(writer.lines),
         embedded_files=len(embedded),
         embedded_passages=sum(embedded),
-        removed_files=len(old.names - {one.name for one in files}) if old is not None else 0,
+        removed_files=len(old.names - {file.name for file in files}) if old is not None else 0,
         skipped=writer.skipped,
         notes=notes,
     )

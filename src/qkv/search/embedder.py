@@ -14,9 +14,9 @@ from qkv.search.vectors import normalize
 from qkv.tasks.run.example_batches import build_unlabelled_examples
 from qkv.tasks.task import TextModel
 
-PROBE_TEXT = "The quick brown fox jumps over the lazy dog, 0123456789 times."
-"""Its vector is stored in an index, and shows whether a model is the one that built the index."""
-MIN_PROBE_COSINE = 0.999  # the same model on another device or in another dtype reaches it
+FINGERPRINT_TEXT = "The quick brown fox jumps over the lazy dog, 0123456789 times."
+"""Its vector is stored in an index as the fingerprint of the model that built the index."""
+MIN_FINGERPRINT_COSINE = 0.999  # the same model on another device or in another dtype reaches it
 MIN_PASSAGE_TOKENS = 8
 BATCHES_PER_CHUNK = 32
 """A chunk has several batches, so that a batch has passages of similar length."""
@@ -43,7 +43,7 @@ class Embedder:
             raise QkvError(f"{self.name or 'the model'}: no tokenizer, so it cannot read text; save one with the model")
         self.tokenizer = self.model.tokenizer
         try:
-            self.probe = self.embed([PROBE_TEXT])[0]
+            self.fingerprint = self.embed([FINGERPRINT_TEXT])[0]
         except UsageError as error:
             raise UsageError(f"{self.name or 'this model'} cannot embed passages: {error}") from None
         if pooling is None:
@@ -61,25 +61,27 @@ class Embedder:
         """The number of tokens of each text, without special tokens."""
         return [len(ids) for ids in self.tokenizer.encode_batch(texts)]
 
-    def passage_tokens(self, max_tokens: int) -> int:
-        """The most tokens of a passage, without special tokens, so that at most `max_tokens` with them are read."""
-        fitting = min(max_tokens, self.model.config.stack.max_positions) - self.num_special_tokens
-        if fitting < MIN_PASSAGE_TOKENS:
+    def max_passage_tokens(self, max_tokens: int) -> int:
+        """The token budget of a passage: `max_tokens`, or the model's limit, without special tokens."""
+        budget = min(max_tokens, self.model.config.stack.max_positions) - self.num_special_tokens
+        if budget < MIN_PASSAGE_TOKENS:
             raise UsageError(
-                f"max_tokens = {max_tokens} leaves {fitting} tokens for a passage of this model, which reads at most "
-                f"{self.model.config.stack.max_positions} tokens with {self.num_special_tokens} special tokens; "
-                f"{MIN_PASSAGE_TOKENS} is the minimum: raise it"
+                f"max_tokens = {max_tokens} leaves {budget} tokens for a passage, but a passage needs at least "
+                f"{MIN_PASSAGE_TOKENS}: the model reads at most {self.model.config.stack.max_positions} tokens, "
+                f"{self.num_special_tokens} of them special; raise max_tokens"
             )
-        return fitting
+        return budget
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Unit vectors (N, C) in float32 of texts that fit."""
+        """The unit vectors (N, C) of texts that fit into the model, in float32."""
         pooling: Any = self.pooling  # `embed` checks it
         vectors = self.model.embed(list(texts), pooling=pooling, batch_size=self.batch_size)
         found = normalize(vectors.float().cpu().numpy())
         if not np.isfinite(found).all():
             first = int((~np.isfinite(found).all(axis=1)).nonzero()[0][0])
-            raise QkvError(f"the vector of {texts[first][:60]!r} has NaN or infinite values; check the model's weights")
+            raise QkvError(
+                f"the vector of the text {texts[first][:60]!r} has NaN or infinite values; check the model's weights"
+            )
         return found
 
     def embed_queries(self, queries: Sequence[str]) -> np.ndarray:
@@ -88,17 +90,19 @@ class Embedder:
         for query, count in zip(queries, self.count_tokens(queries), strict=True):
             if count > limit:
                 raise UsageError(
-                    f"the query that begins with {query[:40]!r} has {count:,} tokens, and the model reads at most "
+                    f"the query that begins with {query[:40]!r} has {count:,} tokens, but the model reads at most "
                     f'{limit:,}; shorten it, or search with method "bm25"'
                 )
         return self.embed(queries)
 
-    def check_probe(self, probe: Sequence[float], subject: str, remedy: str) -> None:
-        """Raise an error unless this model computes the stored vector of `PROBE_TEXT`."""
-        same_width = len(probe) == len(self.probe)
-        cosine = float(np.dot(self.probe, np.array(probe, np.float32))) if same_width else 0.0
-        if cosine < MIN_PROBE_COSINE:
-            why = f"the vectors of a test sentence have cosine {cosine:.3f}" if same_width else "other vector widths"
+    def check_same_model(self, fingerprint: Sequence[float], subject: str, remedy: str) -> None:
+        """Raise an error unless this model has the fingerprint that is stored in an index."""
+        same_width = len(fingerprint) == len(self.fingerprint)
+        cosine = float(np.dot(self.fingerprint, np.array(fingerprint, np.float32))) if same_width else 0.0
+        if cosine < MIN_FINGERPRINT_COSINE:
+            why = (
+                f"the vectors of a test sentence have cosine {cosine:.3f}" if same_width else "the vector widths differ"
+            )
             raise UsageError(f"{subject}: built by another model than {self.name or 'this one'} ({why}); {remedy}")
 
 

@@ -32,7 +32,7 @@ from qkv.tasks.metrics import (
 from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES, check_same_data, hash_data
 
 TOP_PASSAGES = 1000
-"""The number of passages that are searched for each query; files that are not among them are not found."""
+"""The number of passages that a search returns for each query. Files without a passage among them are not found."""
 METHODS: tuple[Method, ...] = get_args(Method)
 METRICS: dict[str, Callable[..., Score]] = {
     "ndcg": ndcg,
@@ -72,22 +72,22 @@ class SearchEvaluation:
 
     metrics: dict[Method, dict[str, float]]
     intervals: dict[Method, dict[str, Interval]]
-    fused_minus: dict[Method, dict[str, Difference]]  # the metrics of fused search minus those of each other method
+    fused_differences: dict[Method, dict[str, Difference]]  # fused search minus each other method
     num_queries: int
     notes: tuple[str, ...]
-    data_hash: str = ""  # of the queries and judgements; evaluations of others cannot be compared
+    data_hash: str = ""  # of the queries and judgements: only evaluations with the same hash can be compared
 
     def compare(
         self, other: "SearchEvaluation", resamples: int = DEFAULT_RESAMPLES
     ) -> dict[Method, dict[str, Difference]]:
-        """The metrics of another index for the same queries minus those of this one, with intervals and p-values."""
+        """The metrics of another index minus the metrics of this index, with intervals and p-values."""
         check_same_data(self, other)
         common = [
             method for method, scores in self.metrics.items() if scores.keys() & other.metrics.get(method, {}).keys()
         ]
         if not common:
             raise UsageError(
-                "the evaluations have no metric of a method in common; evaluate both with the same methods and metrics"
+                "the evaluations have no metric in common; evaluate both indexes with the same methods and metrics"
             )
         return {method: compare_metrics(self.metrics[method], other.metrics[method], resamples) for method in common}
 
@@ -116,18 +116,20 @@ def evaluate_index(
             unknown |= files.keys() - known.keys()
     if not judged:
         raise UsageError(
-            f"none of the {len(queries):,} queries has a relevant file; use the same query ids in both files, and "
-            "a relevance above 0 for relevant files"
+            f"none of the {len(queries):,} queries has a relevant file; check that the query ids in both files match, "
+            "and that relevant files have a relevance above 0"
         )
     if left_out := len(queries.keys() | judgements.keys()) - len(judged):
-        notes.append(f"{left_out:,} queries left out: they have no text, or no file that is relevant")
+        notes.append(f"skipped {left_out:,} queries without a text, or without a relevant file")
     if unknown:
         if not any(file in known for files in judgements.values() for file in files):
             raise UsageError(
-                f"none of the judged files, such as {min(unknown)!r}, is in the index, whose files are "
-                f"{', '.join(index.files[:3])}, …; name files as the index does, or without folder or suffix"
+                f"none of the judged files is in the index, for example {min(unknown)!r}; the index has files such as "
+                f"{', '.join(index.files[:3])}; use these names, or leave out the folder or the suffix"
             )
-        notes.append(f"{len(unknown):,} judged files are not in the index, such as {min(unknown)!r}: not found")
+        notes.append(
+            f"{len(unknown):,} judged files are not in the index, for example {min(unknown)!r}: they count as not found"
+        )
     texts = [queries[query] for query in judged]
     scores: dict[Method, dict[str, float]] = {}
     for method in (methods,) if isinstance(methods, str) else methods:
@@ -135,26 +137,26 @@ def evaluate_index(
         rankings = [list(dict.fromkeys(hit.file for hit in result)) for result in results]
         scores[method] = {name: score(rankings, list(judged.values())) for name, score in chosen.items()}
     intervals = {method: confidence_intervals(found, resamples) for method, found in scores.items()}
-    fused_minus: dict[Method, dict[str, Difference]] = {
+    fused_differences: dict[Method, dict[str, Difference]] = {
         method: compare_metrics(found, scores["fused"], resamples)
         for method, found in scores.items()
         if "fused" in scores and method != "fused"
     }
     data_hash = hash_data([queries[query], judgements[query]] for query in judged)
-    return SearchEvaluation(scores, intervals, fused_minus, len(judged), tuple(notes), data_hash)
+    return SearchEvaluation(scores, intervals, fused_differences, len(judged), tuple(notes), data_hash)
 
 
 def check_judgements(queries: Any, judgements: Any) -> None:
     """Raise an error if queries are not id → text, or judgements not id → file → number."""
     if not isinstance(queries, Mapping):
-        raise UsageError(f'queries must map ids to texts, such as {{"q1": "red fox"}}, got {describe_value(queries)}')
+        raise UsageError(f'queries must map ids to texts, like {{"q1": "red fox"}}, got {describe_value(queries)}')
     example = '{"q1": {"fox.txt": 1}}'
     if not isinstance(judgements, Mapping):
-        raise UsageError(f"judgements must map ids to files, such as {example}, got {describe_value(judgements)}")
+        raise UsageError(f"judgements must map ids to files, like {example}, got {describe_value(judgements)}")
     for query, files in judgements.items():
         if not isinstance(files, Mapping):
             raise UsageError(
-                f"judgements of query {query!r}: must map files to their relevance, such as {example}, got "
+                f"the judgements of query {query!r} must map files to their relevance, like {example}, got "
                 f"{describe_value(files)}"
             )
         for file, relevance in files.items():
@@ -174,11 +176,13 @@ def find_metric(name: str) -> tuple[str, Callable[..., Score]]:
     short, _, cutoff = name.lower().partition("@")
     full = SHORT_NAMES.get(short, short)
     if full not in METRICS:
-        known = [one if one in WITHOUT_CUTOFF else f"{one}@{cutoff or 'k'}" for one in (*METRICS, *SHORT_NAMES)]
-        raise UsageError(f"metric = {name!r} is not a metric of search; {suggest_name(name.lower(), known)}")
+        known = [found if found in WITHOUT_CUTOFF else f"{found}@{cutoff or 'k'}" for found in (*METRICS, *SHORT_NAMES)]
+        raise UsageError(f"metric = {name!r} is not a search metric; {suggest_name(name.lower(), known)}")
     if full in WITHOUT_CUTOFF:
         if cutoff:
-            raise UsageError(f"metric = {name!r}: this metric is of the whole ranking; write {short!r}")
+            raise UsageError(
+                f"metric = {name!r}: {short} scores the whole ranking, so it has no cutoff; write {short!r}"
+            )
         return full, METRICS[full]
     if not re.fullmatch(r"[1-9][0-9]{0,3}", cutoff) or int(cutoff) > TOP_PASSAGES:
         raise UsageError(
@@ -207,8 +211,9 @@ def read_judged_queries(
 ) -> tuple[dict[str, str], dict[str, dict[str, float]]]:
     """Queries (id → text) and judgements (query id → file → relevance) from files.
 
-    `judgements` has the columns query, document and relevance (1 without the column). With a file of `queries` (id and
-    text), the query is an id. It may also be in the format of trec_eval: query id, 0, document and relevance.
+    `judgements` has the columns query, document and relevance (1 without this column), or the columns of trec_eval:
+    query id, 0, document and relevance. If `queries` is given, its columns are id and text, and the query in
+    `judgements` is an id.
     """
     texts: dict[str, str] = {}
     for record in read(str(queries), problems=Problems(max_invalid_fraction=1)) if queries is not None else ():
@@ -225,13 +230,13 @@ def read_judged_queries(
 
 
 def _value(record: Record, field: str, number: int) -> str:
-    """A field of a record, whose column has one of the usual names, or a number if the columns have no names."""
+    """A field of a record: its column has one of the usual names, or is a number if the table has no header."""
     for name in (*COLUMN_NAMES[field], str(number)):
         if name in record.fields:
             return str(record.fields[name])
     raise UsageError(
-        f"{record.location}: no {field}; its columns are {', '.join(record.fields)}; name one of them "
-        f"{COLUMN_NAMES[field][0]!r}"
+        f"{record.location}: no column for the {field}: the columns are {', '.join(record.fields)}; rename one of them "
+        f"to {COLUMN_NAMES[field][0]!r}"
     )
 
 

@@ -8,7 +8,7 @@
         text_starts.npy    (N + 1,)
         lines.npy          (N, 2) the first and last line of each passage in its file
         word_bytes.npy …   the inverted index of BM25
-        candidates.faiss   only above a million vectors, if faiss is installed: the inverted file of the vectors
+        ivf.faiss          the inverted file of more than a million vectors, if faiss is installed
 
 A new version is written beside the old one, and replaces it when `manifest.json` is renamed. A killed writer leaves the
 old version intact, and the next writer removes what it left. Arrays are memory-mapped. Passages are in the order of the
@@ -40,12 +40,12 @@ from qkv.files import (
     write_atomically,
 )
 
-VERSION = 2  # version 1 had other rules for words, so its words cannot be looked up
+VERSION = 3  # version 2 had other names; version 1 had other rules for words
 MANIFEST_FILE = "manifest.json"
 MANIFEST_PARTIAL = partial_path(Path(MANIFEST_FILE)).name
 TEXTS_FILE = "texts.txt"
 VECTORS_FILE = "vectors.npy"
-CANDIDATES_FILE = "candidates.faiss"
+IVF_FILE = "ivf.faiss"
 LOCK_FILE = ".lock"
 DATA_FOLDER = re.compile(r"data-\d{6,18}")
 ARRAYS = {
@@ -70,7 +70,7 @@ class DamagedIndex(QkvError):
 
 
 def is_index(folder: Path) -> bool:
-    """Whether a folder is that of an index."""
+    """Whether a folder contains an index."""
     return (folder / MANIFEST_FILE).is_file() and any(folder.glob(f"data-*/{TEXTS_FILE}"))
 
 
@@ -103,7 +103,7 @@ def read_arrays(folder: Path, manifest: dict[str, Any], *, verify: bool = True) 
         data, checksums = manifest["data"], dict(manifest["checksums"])
         if not DATA_FOLDER.fullmatch(data):
             raise ValueError(f"bad data folder {data!r}")
-        optional = [CANDIDATES_FILE] if CANDIDATES_FILE in checksums else []
+        optional = [IVF_FILE] if IVF_FILE in checksums else []
         for name in (VECTORS_FILE, TEXTS_FILE, *(f"{name}.npy" for name in ARRAYS), *optional):
             if not (folder / data / name).exists():
                 raise DamagedIndex(folder, f"{data}/{name} is missing")
@@ -113,7 +113,7 @@ def read_arrays(folder: Path, manifest: dict[str, Any], *, verify: bool = True) 
         arrays["texts"] = np.memmap(folder / data / TEXTS_FILE, np.uint8, "r")
         _check_shapes(arrays)
         if sum(file["passages"] for file in manifest["files"]) != len(arrays["lines"]):
-            raise ValueError("the manifest has another number of passages")
+            raise ValueError("the manifest and the arrays have different numbers of passages")
     except FileNotFoundError as error:
         raise DamagedIndex(folder, f"{error.filename} is missing") from None
     except (QkvError, MemoryError, OSError):  # such as too many open files
@@ -130,7 +130,7 @@ def _map_array(path: Path) -> np.ndarray:
 
 
 def _check_shapes(arrays: dict[str, np.ndarray]) -> None:
-    """Raise ValueError if the arrays do not belong together. Then no number in them leads out of an array."""
+    """Raise ValueError if the arrays do not belong together, or if a number in them is out of range of an array."""
     num, words = len(arrays["lines"]), len(arrays["word_starts"]) - 1
     shapes = {"text_starts": (num + 1,), "lines": (num, 2), "passage_words": (num,), "posting_starts": (words + 1,)}
     for name, dtype in ARRAYS.items():
@@ -160,14 +160,14 @@ def checksum(path: Path) -> str:
 
 @contextmanager
 def lock_for_writing(folder: Path) -> Iterator[None]:
-    """Create the folder if needed, and keep other writers out. A folder with other files is refused."""
+    """Create the folder if needed, and lock it. Raises an error if the folder has other files, but no index."""
     if folder.exists() and not folder.is_dir():
-        raise QkvError(f"{folder}: this is a file; give a folder for the index")
+        raise QkvError(f"{folder}: this is a file, but an index is a folder; choose another path")
     is_new = not folder.exists()
     names = set() if is_new else {path.name for path in folder.iterdir()}
     others = {name for name in names - {LOCK_FILE, MANIFEST_PARTIAL} if not DATA_FOLDER.fullmatch(name)}
     if others and MANIFEST_FILE not in others:
-        raise QkvError(f"{folder}: this folder has other files and no index; choose an empty or new folder")
+        raise QkvError(f"{folder}: this folder contains other files, but no index; choose an empty or new folder")
     with report_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / LOCK_FILE)

@@ -61,10 +61,10 @@ def _is_same(folder: str, name: str, other: Path) -> bool:
 def read_source(path: Path, *, may_be_picture: bool = False) -> bytes:
     """The bytes of a text file. A `QkvError` says why a file cannot be indexed."""
     if path.suffix.lower() in PICTURE_SUFFIXES and not may_be_picture:
-        raise QkvError("a picture, not text")
+        raise QkvError("it is a picture")
     data = read_bytes(path, MAX_TEXT_BYTES)
     if b"\0" in data:
-        raise QkvError("not text: it has NUL bytes")
+        raise QkvError("it is a binary file: it contains NUL bytes")
     return data
 
 
@@ -73,7 +73,7 @@ def decode_source(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        raise QkvError(f"not UTF-8 text ({error.reason} at byte {error.start})") from None
+        raise QkvError(f"it is not UTF-8 ({error.reason} at byte {error.start})") from None
 
 
 def split_passages(text: str, count_tokens: CountTokens, max_tokens: int) -> list[Passage]:

@@ -39,12 +39,12 @@ def rank_matches(scores: np.ndarray, top: int) -> Ranking:
     return best, scores[best]
 
 
-def match_weights(scores: np.ndarray, max_score: float) -> np.ndarray:
+def bm25_weights(scores: np.ndarray, max_score: float) -> np.ndarray:
     """The weights of BM25 matches in the fusion: lower for a passage with only a small part of the query's words.
 
-    Ranks alone do not tell a passage that has the words of the query from one that only shares the word "of".
+    Ranks alone cannot distinguish a passage with all words of the query from a passage with only its word "of".
 
-    >>> match_weights(np.array([8.0, 5.0, 2.0, 0.1]), max_score=20).tolist()
+    >>> bm25_weights(np.array([8.0, 5.0, 2.0, 0.1]), max_score=20).tolist()
     [1.0, 1.0, 0.4, 0.02]
     """
     return np.minimum(1, scores / (FULL_WEIGHT_FRACTION * max_score))

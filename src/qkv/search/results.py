@@ -77,8 +77,8 @@ class SearchResult(Result):
 def find_match(text: str, query: str) -> int:
     """Where the words of a query are in a text: the start of the shortest part with most of them.
 
-    Long words count more: it is a simple measure of how rare they are. A text that was found by its meaning may have
-    only words such as "the" in common with the query; then its beginning, 0, is the match.
+    Long words count more, because they tend to be rare. If the text has only words such as "the" in common with the
+    query, because it was found by its meaning, the result is 0.
 
     >>> find_match("In a house. Renew a passport.", "how to renew a passport")
     12
@@ -92,13 +92,13 @@ def find_match(text: str, query: str) -> int:
         if word in query_words
     ][:MAX_MATCHES]
 
-    def rate(start: int) -> tuple[int, int]:
+    def coverage(start: int) -> tuple[int, int]:
         end = start + MAX_EXCERPT_CHARS - MAX_CHARS_BEFORE_MATCH
         first = {word: at for at, word in reversed(found) if start <= at < end}  # the first occurrence of each word
         return sum(map(len, first)), start - max(first.values())
 
-    best = max((start for start, _ in found), key=rate, default=0)
-    return best if found and rate(best)[0] >= min_chars else 0
+    best = max((start for start, _ in found), key=coverage, default=0)
+    return best if found and coverage(best)[0] >= min_chars else 0
 
 
 def cut_excerpt(text: str, match: int) -> str:

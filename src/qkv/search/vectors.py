@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from qkv.search.approximate import CandidateIndex
+from qkv.search.approximate import IvfIndex
 from qkv.search.ranking import Ranking, top_k
 
 CHUNK_ROWS = 1 << 16
@@ -23,7 +23,7 @@ QUERY_GROUP = 16
 MIN_CANDIDATES = 200
 CANDIDATES_PER_RESULT = 4
 MAX_ROUNDING = 2.0**-23
-"""The rounding error of a float32 dot product of unit vectors is below this times C, in any order of summation."""
+"""The rounding error of a float32 dot product of unit vectors of width C is below C times this value."""
 
 
 def normalize(vectors: np.ndarray) -> np.ndarray:
@@ -34,10 +34,10 @@ def normalize(vectors: np.ndarray) -> np.ndarray:
 
 
 class VectorSearch:
-    """Unit vectors (N, C), perhaps memory-mapped, and a search for those with the highest cosine.
+    """Unit vectors (N, C), perhaps memory-mapped, and a search for the vectors with the highest cosine.
 
-    On a GPU, the vectors are copied to its memory at the first search. On a CPU, only the `candidates` are compared, if
-    there is such an index.
+    On a GPU, the first search copies the vectors to its memory. On a CPU, search compares only the candidates of the
+    inverted file `ivf`, if there is one.
     """
 
     def __init__(
@@ -45,17 +45,17 @@ class VectorSearch:
         vectors: np.ndarray,
         device: torch.device | str = "cpu",
         chunk_rows: int = CHUNK_ROWS,
-        candidates: CandidateIndex | None = None,
+        ivf: IvfIndex | None = None,
     ) -> None:
         self.vectors, self.device, self.chunk_rows = vectors, torch.device(device), chunk_rows
-        self.candidates = candidates
+        self.ivf = ivf
         self._resident: list[torch.Tensor] = []
 
     def search(self, queries: np.ndarray, top: int) -> list[Ranking]:
         """For each query, a unit vector in float32, the most similar vectors and their cosines."""
-        if self.candidates is not None and self.device.type == "cpu":
+        if self.ivf is not None and self.device.type == "cpu":
             count = max(MIN_CANDIDATES, CANDIDATES_PER_RESULT * top)
-            found = self.candidates.find(queries, count) if len(queries) else []
+            found = self.ivf.find(queries, count) if len(queries) else []
             return [self._rank(query, numbers, top) for query, numbers in zip(queries, found, strict=True)]
         rankings = []
         for start in range(0, len(queries), QUERY_GROUP):
