@@ -16,7 +16,7 @@ from qkv.blocks import HeadConfig, StackConfig
 from qkv.blocks.attention import CrossAttention
 from qkv.blocks.cache import SelfCache
 from qkv.blocks.mask import Mask, SequenceLayout
-from qkv.inside.doctor import CHECKS, Finding, Subject, examine, random_batch
+from qkv.inside.doctor import CHECKS, Subject, examine, random_batch, run_check
 from qkv.models import Config, build
 from qkv.text import Tokenizer
 from qkv.train.recipe.schema import TrainSection
@@ -40,10 +40,6 @@ def make_subject(family: str = "decoder", head: HeadConfig | None = None, lr: fl
     )
     torch.manual_seed(0)
     return Subject(build(config), None, random_batch(config), train=TrainSection(lr=lr), is_new=True)
-
-
-def run_check(name: str, subject: Subject) -> Finding:
-    return CHECKS[name](subject)
 
 
 OTHER_HEADS = [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from qkv.cli.shared import Int8, Json, app, check_minimum, fast_imports
+from qkv.cli.shared import Device, Int8, Json, app, check_minimum, fast_imports
 from qkv.errors import QkvError, UsageError
 from qkv.files import replace_nonfinite
 
@@ -39,7 +39,7 @@ def chat(
     seed: int | None = None,
     template: str | None = None,
     special: Annotated[bool, Parameter(negative=())] = False,
-    device: str = "cpu",
+    device: Device = "cpu",
     int8: Int8 = False,
     json: Json = False,
 ) -> None:
@@ -69,8 +69,6 @@ def chat(
         "plain" for a model without a chat template: "User: …" and "Assistant: …".
     special
         Parse the names of control tokens in messages, such as <|im_end|>. Use it only for messages of your own.
-    device
-        cpu, cuda, or mps.
     int8
         Quantize the linear layers to int8, for CPUs.
     json

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from qkv.cli.shared import Json, StdoutConsole, StringList, app, check_minimum, fast_imports, print_notes
+from qkv.cli.shared import Device, Json, StdoutConsole, StringList, app, check_minimum, fast_imports, print_notes
 from qkv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def look(
     max_tokens: int = 32,
     length: int | None = None,
     out: Path | None = None,
-    device: str = "cpu",
+    device: Device = "cpu",
     json: Json = False,
 ) -> None:
     """Show what happens inside a model on one text: a heat map here, and everything else in a web page.
@@ -69,8 +69,6 @@ def look(
         With --mask: pad the sequence to this number of tokens.
     out
         The file to write: a page (.html, by default look.html), a picture of the heads (.svg), or the numbers (.json).
-    device
-        Device: cpu, cuda or mps.
     """
     if not texts:
         raise UsageError('give a text after the model, such as: qkv look runs/dates "4 May 2021"')

@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from qkv.cli.shared import Json, StdoutConsole, app, check_minimum, print_json, print_notes
+from qkv.cli.shared import Device, Json, StdoutConsole, app, check_minimum, print_json, print_notes
 from qkv.errors import UsageError
 
 
@@ -16,7 +16,7 @@ def report(
     seconds: float = 60.0,
     curve_minutes: float = 0.0,
     out: Path | None = None,
-    device: str = "cpu",
+    device: Device = "cpu",
     json: Json = False,
 ) -> None:
     """Is my model good, and what next? Print a report on a run, and save a longer one as a web page in one file.
@@ -46,8 +46,6 @@ def report(
     out
         The page to write (.html); by default report.html in the folder of the run. With --json, it is written only if
         it is named.
-    device
-        Device: cpu, cuda or mps.
     """
     check_minimum("limit", limit, 1)
     if not (math.isfinite(seconds) and seconds > 0):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from qkv.cli.shared import Json, app, check_minimum, print_json, print_notes, print_result
+from qkv.cli.shared import Device, Json, app, check_minimum, print_json, print_notes, print_result
 from qkv.errors import UsageError
 
 MAX_SKIPPED_SHOWN = 5
@@ -22,7 +22,7 @@ def index(
     max_tokens: int | None = None,
     dtype: str | None = None,
     batch_size: int = 32,
-    device: str = "cpu",
+    device: Device = "cpu",
     rebuild: Annotated[bool, Parameter(negative=())] = False,
     json: Json = False,
 ) -> None:
@@ -53,8 +53,6 @@ def index(
         Dtype of the stored vectors: float32 (for a new index) or float16.
     batch_size
         Number of passages in a batch.
-    device
-        Device: cpu, cuda or mps.
     rebuild
         Replace an existing index, and embed all files.
     """
@@ -106,7 +104,7 @@ def search(
     top: int = 10,
     method: Literal["fused", "dense", "bm25"] = "fused",
     model: str | None = None,
-    device: str = "cpu",
+    device: Device = "cpu",
     json: Json = False,
 ) -> None:
     """Search an index: prints the file and line of each match, its score and the text around it.
@@ -127,8 +125,6 @@ def search(
         "dense" compares meanings by vectors, "bm25" compares words, and "fused" combines both rankings.
     model
         The model that built the index, if it is not at its old place.
-    device
-        Device: cpu, cuda or mps.
     """
     check_minimum("top", top, 1)
     text = " ".join(query)

@@ -41,6 +41,7 @@ app = App(
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print the result as JSON.")]
 Int8 = Annotated[bool, Parameter(name="--int8", negative=())]
 Int4 = Annotated[bool, Parameter(name="--int4", negative=())]
+Device = Annotated[str, Parameter(help="Device: cpu, cuda or mps.")]
 StringList = Annotated[list[str] | None, Parameter(negative=())]
 
 

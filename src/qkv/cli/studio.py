@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from qkv.cli.shared import Json, app, print_json
+from qkv.cli.shared import Device, Json, app, print_json
 from qkv.errors import QkvError
 
 PathList = Annotated[list[Path] | None, Parameter(negative=())]
@@ -21,7 +21,7 @@ def studio(
     runs: PathList = None,
     autoencoder: PathList = None,
     examples: Path | None = None,
-    device: str = "cpu",
+    device: Device = "cpu",
     log_file: Path | None = None,
     json: Json = False,
 ) -> None:
@@ -49,8 +49,6 @@ def studio(
         Files of sparse autoencoders, whose features are shown beside the neurons.
     examples
         A text file. Its lines are the texts among which the top examples of a neuron are found.
-    device
-        Device: cpu, cuda or mps.
     log_file
         A file for the log of requests.
     """

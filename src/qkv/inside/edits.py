@@ -21,7 +21,7 @@ B batch, T tokens or queries, S keys, H heads, D head dim, C model width, N toke
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TypeVar
+from typing import TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor
@@ -33,29 +33,26 @@ from qkv.inside.trace import Trace
 
 Positions = Sequence[int] | slice
 Value = TypeVar("Value")
+
+
+class Where(TypedDict, total=False):
+    """Which part of a site an edit changes; what is left out is not limited."""
+
+    heads: Iterable[int] | None
+    positions: Positions | None
+    neurons: Iterable[int] | None
+
+
 NUM_RESAMPLED_POSITIONS = 2**14
 """The random choice of `resample_ablate` repeats after this number of positions."""
 
 
-def zero_ablate(
-    site: str,
-    *,
-    heads: Iterable[int] | None = None,
-    positions: Positions | None = None,
-    neurons: Iterable[int] | None = None,
-) -> Edit:
+def zero_ablate(site: str, **where: Unpack[Where]) -> Edit:
     """Set a site to zero."""
-    return _make_edit(site, lambda value, context: torch.zeros_like(value), heads, positions, neurons)
+    return _make_edit(site, lambda value, context: torch.zeros_like(value), **where)
 
 
-def mean_ablate(
-    site: str,
-    means: Iterable[Trace] | Mapping[str, Tensor],
-    *,
-    heads: Iterable[int] | None = None,
-    positions: Positions | None = None,
-    neurons: Iterable[int] | None = None,
-) -> Edit:
+def mean_ablate(site: str, means: Iterable[Trace] | Mapping[str, Tensor], **where: Unpack[Where]) -> Edit:
     """Set a site to its mean over all tokens of other runs, given as traces or as the result of `mean_values`.
 
     The mean of scores and patterns is taken for each pair of query and key, so these runs must have equal lengths.
@@ -72,18 +69,10 @@ def mean_ablate(
             mean = mean[:, None]  # (H, 1, D)
         return mean.to(value).expand_as(value)
 
-    return _make_edit(site, replacement, heads, positions, neurons)
+    return _make_edit(site, replacement, **where)
 
 
-def resample_ablate(
-    site: str,
-    traces: Iterable[Trace],
-    *,
-    seed: int = 0,
-    heads: Iterable[int] | None = None,
-    positions: Positions | None = None,
-    neurons: Iterable[int] | None = None,
-) -> Edit:
+def resample_ablate(site: str, traces: Iterable[Trace], *, seed: int = 0, **where: Unpack[Where]) -> Edit:
     """Set each token's value to the value of a random token of other runs. The seed and the position choose the token.
 
     For scores and patterns, the seed chooses one of the runs, which must have the length of the edited run. To use the
@@ -109,23 +98,22 @@ def resample_ablate(
         indices = table[context.positions.cpu() % NUM_RESAMPLED_POSITIONS]
         return _take_tokens(values, indices).to(value).expand_as(value)
 
-    return _make_edit(site, replacement, heads, positions, neurons)
+    return _make_edit(site, replacement, **where)
 
 
 def patch(
     site: str,
     trace: Trace,
     *,
-    heads: Iterable[int] | None = None,
-    positions: Positions | None = None,
     source_positions: Sequence[int] | None = None,
-    neurons: Iterable[int] | None = None,
+    **where: Unpack[Where],
 ) -> Edit:
     """Copy a site from another run, position by position.
 
     `source_positions` are the positions in the trace that correspond to `positions`; by default, they are equal.
     Without `positions`, tokens beyond the end of the trace keep their values.
     """
+    positions = where.get("positions")
     listed = tuple(positions) if isinstance(positions, Sequence) else None
     if source_positions is not None and (listed is None or len(listed) != len(source_positions)):
         raise UsageError("source_positions need the same number of `positions`, as a list")
@@ -150,7 +138,7 @@ def patch(
             new = _take_tokens(donor, indices).to(value).expand_as(value)
         return torch.where(expand_token_mask(inside.to(value.device), context), new, value)
 
-    return _make_edit(site, replacement, heads, positions, neurons)
+    return _make_edit(site, replacement, **where)
 
 
 def steer(
@@ -170,19 +158,12 @@ def steer(
             )
         return value + scale * vector.to(value)
 
-    return _make_edit(site, replacement, heads, positions, None)
+    return _make_edit(site, replacement, heads=heads, positions=positions)
 
 
-def change(
-    site: str,
-    function: Callable[[Tensor], Tensor],
-    *,
-    heads: Iterable[int] | None = None,
-    positions: Positions | None = None,
-    neurons: Iterable[int] | None = None,
-) -> Edit:
+def change(site: str, function: Callable[[Tensor], Tensor], **where: Unpack[Where]) -> Edit:
     """Apply a function to the whole value, which has a batch axis. Only the chosen heads, positions, … are replaced."""
-    return _make_edit(site, lambda value, context: function(value), heads, positions, neurons)
+    return _make_edit(site, lambda value, context: function(value), **where)
 
 
 def mean_values(traces: Iterable[Trace], sites: str = "*") -> dict[str, Tensor]:
@@ -208,9 +189,10 @@ def mean_values(traces: Iterable[Trace], sites: str = "*") -> dict[str, Tensor]:
 def _make_edit(
     site: str,
     replacement: Replacement,
-    heads: Iterable[int] | None,
-    positions: Positions | None,
-    neurons: Iterable[int] | None,
+    *,
+    heads: Iterable[int] | None = None,
+    positions: Positions | None = None,
+    neurons: Iterable[int] | None = None,
 ) -> Edit:
     if isinstance(positions, slice) and (positions.step or 1) < 1:
         raise UsageError(f"positions = {positions}: the step must be at least 1")

@@ -307,7 +307,7 @@ def test_a_language_model_at_its_baseline_gets_the_learning_rate_that_was_faster
     score = replace(with_scores(0.097, 0.096, 0.0, "masked_accuracy"), training=None)
     recipe = replace(RECIPE, objective=ObjectiveSection(kind="masked_lm"))
     losses = {str(RECIPE.train.lr): 5.0, str(10 * RECIPE.train.lr): 3.0}
-    check = Finding("learning_rate", "warning", "", values={"losses": losses})
+    check = Finding("warning", "", values={"losses": losses})
     (advice,) = give_advice(make_run(score=score, recipe=recipe, lr_check=check))
     assert advice.overrides == (f"train.lr={10 * RECIPE.train.lr:.3g}",)
     assert advice.title.endswith("not better than a simple baseline")
@@ -333,13 +333,13 @@ def test_a_model_that_knows_its_training_data_by_heart_needs_pretrained_weights(
 
 def test_a_slow_run_whose_learning_rate_is_right_trains_longer() -> None:
     stalled = CurveVerdict("stalled", "the training loss hardly fell: 0.69 at the start, 0.66 at the end")
-    passed = Finding("learning rate", "ok", "")
+    passed = Finding("ok", "")
     assert names(fit=stalled, lr_check=passed) == ["underfitting"]
     assert names(fit=stalled) == ["not_learned"], "it was not tested, so it may be too high or too low"
-    slow = Finding("learning rate", "warning", "", values={"losses": {"1e-5": 0.69, "0.001": 0.68}})
+    slow = Finding("warning", "", values={"losses": {"1e-5": 0.69, "0.001": 0.68}})
     assert names(fit=stalled, lr_check=slow) == ["underfitting"], "no other learning rate was faster"
     losses = {"1e-5": 0.6, "0.001": 0.69, "0.01": float("nan")}
-    warned = Finding("learning rate", "warning", "", values={"losses": losses})
+    warned = Finding("warning", "", values={"losses": losses})
     assert names(fit=stalled, lr_check=warned) == ["lr_too_high"]
 
 

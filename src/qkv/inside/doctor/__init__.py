@@ -10,6 +10,6 @@ table       all checks, and `examine`             learning    gradients, overfit
 
 from qkv.inside.doctor.finding import Finding, Status
 from qkv.inside.doctor.subject import Subject, random_batch, take_sequences
-from qkv.inside.doctor.table import CHECKS, examine
+from qkv.inside.doctor.table import CHECKS, examine, run_check
 
-__all__ = ["CHECKS", "Finding", "Status", "Subject", "examine", "random_batch", "take_sequences"]
+__all__ = ["CHECKS", "Finding", "Status", "Subject", "examine", "random_batch", "run_check", "take_sequences"]

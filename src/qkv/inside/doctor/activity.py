@@ -53,9 +53,9 @@ def root_mean_square(x: Tensor, dim: int | tuple[int, ...] | None = None) -> Ten
 
 def check_heads(subject: Subject) -> Finding:
     """A head is dead if it writes (almost) nothing into the residual stream."""
-    name, dead, total = "no dead heads", [], 0
+    dead, total = [], 0
     if subject.config.is_recurrent:
-        return skipped(name, "a recurrent model has no heads")
+        return skipped("a recurrent model has no heads")
     network, tap = record(subject, ["*.z", "*.cross_z"])
     for stack in stacks_of(network):
         is_token = token_mask(subject, stack)
@@ -74,19 +74,18 @@ def check_heads(subject: Subject) -> Finding:
                 dead += [f"{stack.name}.{layer} {part} {number}" for number in is_dead.nonzero().flatten().tolist()]
     if dead:
         return warned(
-            name,
             f"{len(dead)} of {total} heads write nothing: {join_names(dead)}",
             "they cost time and do nothing; prune them, or lower the number of heads or the learning rate",
             dead=dead,
         )
-    return passed(name, f"all {total} heads write into the residual stream")
+    return passed(f"all {total} heads write into the residual stream")
 
 
 def check_neurons(subject: Subject) -> Finding:
     """A neuron is dead if it is never active on the batch."""
-    name, fractions = "no dead neurons", {}
+    fractions = {}
     if subject.config.is_recurrent:
-        return skipped(name, "a recurrent model has no feed-forward layers")
+        return skipped("a recurrent model has no feed-forward layers")
     network, tap = record(subject, ["*.mlp_post"])
     tokens = 0
     for stack in stacks_of(network):
@@ -105,17 +104,17 @@ def check_neurons(subject: Subject) -> Finding:
     )
     values = {"dead_fraction": fractions, "tokens": tokens}
     if fractions[worst] >= FAIL_DEAD_NEURONS:
-        return failed(name, text, advice, **values)
+        return failed(text, advice, **values)
     if fractions[worst] > WARN_DEAD_NEURONS:
-        return warned(name, text, advice + "; on more tokens, fewer may be dead", **values)
-    return passed(name, text, **values)
+        return warned(text, advice + "; on more tokens, fewer may be dead", **values)
+    return passed(text, **values)
 
 
 def check_activation_scales(subject: Subject) -> Finding:
     """The size of the residual stream by depth, and whether each block changes it."""
-    name, sizes, idle = "scale of activations", {}, []
+    sizes, idle = {}, []
     if subject.config.is_recurrent:
-        return skipped(name, "a recurrent model has no residual stream, and its states lie between −1 and 1")
+        return skipped("a recurrent model has no residual stream, and its states lie between −1 and 1")
     network, tap = record(subject, ["*.resid_pre", "*.resid_post"])
     for stack in stacks_of(network):
         is_token = token_mask(subject, stack)
@@ -131,7 +130,6 @@ def check_activation_scales(subject: Subject) -> Finding:
     everything = torch.tensor([value for values in sizes.values() for value in values])
     if not bool(everything.isfinite().all()):
         return failed(
-            name,
             text,
             "activations are not finite; look for weights that are not finite, a division by 0, or an overflow in "
             "half precision",
@@ -139,7 +137,6 @@ def check_activation_scales(subject: Subject) -> Finding:
         )
     if idle:
         return failed(
-            name,
             f"{join_names(idle)} does not change the residual stream",
             "this block does nothing; check that its output projections are not 0 and that its result is added",
             idle=idle,
@@ -148,23 +145,21 @@ def check_activation_scales(subject: Subject) -> Finding:
     growth = max(max(values) / max(min(values), 1e-30) for values in sizes.values())
     if growth > MAX_GROWTH:
         return warned(
-            name,
             text,
             'the residual stream grows much; use norm_placement = "pre" with init = "scaled", or check the weights',
             **sizes,
         )
-    return passed(name, text, **sizes)
+    return passed(text, **sizes)
 
 
 def check_gradient_scales(subject: Subject) -> Finding:
     """The size of the gradients of each block, by depth: they should neither vanish nor explode."""
-    name = "scale of gradients"
     if not subject.has_loss:
-        return skipped(name, "the model has no head with a loss")
+        return skipped("the model has no head with a loss")
     network = subject.copy()
     loss = subject.loss(network)
     if not loss.requires_grad:
-        return skipped(name, "no parameter is trained")
+        return skipped("no parameter is trained")
     loss.backward()
     sizes: dict[str, list[float]] = {}
     for stack in stacks_of(network):
@@ -177,13 +172,12 @@ def check_gradient_scales(subject: Subject) -> Finding:
     ratio = max((max(values) / max(min(values), 1e-30) for values in sizes.values()), default=1.0)
     if ratio > MAX_GRADIENT_RATIO:
         return warned(
-            name,
             f"{text} (a ratio of {ratio:.1g})",
             "some blocks hardly learn; use pre-norm, a warm-up, or check the blocks with a small gradient",
             ratio=ratio,
             **sizes,
         )
-    return passed(name, text, ratio=ratio, **sizes)
+    return passed(text, ratio=ratio, **sizes)
 
 
 def format_scales(values: list[float]) -> str:

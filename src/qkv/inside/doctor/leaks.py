@@ -40,9 +40,8 @@ def random_source(network: Network, batch_size: int, length: int) -> dict[str, A
 
 def check_future(subject: Subject) -> Finding:
     """Outputs must not change when later tokens change."""
-    name = "no leak from the future"
     if subject.config.family == "encoder":
-        return skipped(name, "an encoder attends in both directions")
+        return skipped("an encoder attends in both directions")
     network, (_, length) = subject.copy(torch.float64), document_lengths(subject)
     vocab_size = subject.config.stack.vocab_size
     ids = random_ids(vocab_size, 2, length)
@@ -58,7 +57,6 @@ def check_future(subject: Subject) -> Finding:
                 worst, where = change, first
     if worst > MAX_DIFFERENCE:
         return failed(
-            name,
             f"outputs before position {where} change by {worst:.2g} standard deviations when the tokens from "
             f"position {where} on change",
             "a token sees later tokens, so the training loss means nothing; check that the mask is causal and "
@@ -66,7 +64,7 @@ def check_future(subject: Subject) -> Finding:
             change=worst,
             position=where,
         )
-    return passed(name, f"changing later tokens changes no output (at most {worst:.1g})", change=worst)
+    return passed(f"changing later tokens changes no output (at most {worst:.1g})", change=worst)
 
 
 def pad(ids: Tensor, left: int, right: int, vocab_size: int) -> tuple[Tensor, Tensor]:
@@ -78,7 +76,7 @@ def pad(ids: Tensor, left: int, right: int, vocab_size: int) -> tuple[Tensor, Te
 
 def check_padding(subject: Subject) -> Finding:
     """Outputs must not change when a sequence is padded, whatever tokens the padding has."""
-    name, vocab_size = "no leak from padding", subject.config.stack.vocab_size
+    vocab_size = subject.config.stack.vocab_size
     network, (length, _) = subject.copy(torch.float64), document_lengths(subject)
     ids, options = random_ids(vocab_size, 2, length), random_source(network, 2, length)
     changes = {}
@@ -95,18 +93,17 @@ def check_padding(subject: Subject) -> Finding:
     side = max(changes, key=lambda name: changes[name])
     if changes[side] > MAX_DIFFERENCE:
         return failed(
-            name,
             f"{side}-padding changes the outputs of real tokens by {changes[side]:.2g} standard deviations",
             "results depend on the other sequences of a batch; check that padding has document id 0 and that the "
             "attention mask hides it",
             **changes,
         )
-    return passed(name, f"left- and right-padding change no output (at most {changes[side]:.1g})", **changes)
+    return passed(f"left- and right-padding change no output (at most {changes[side]:.1g})", **changes)
 
 
 def check_neighbours(subject: Subject) -> Finding:
     """Outputs of a document must not depend on other documents of its sequence, nor on other sequences."""
-    name, vocab_size = "no leak from neighbours", subject.config.stack.vocab_size
+    vocab_size = subject.config.stack.vocab_size
     network, lengths = subject.copy(torch.float64), document_lengths(subject)
     parts = [random_ids(vocab_size, 1, length, seed=number) for number, length in enumerate(lengths)]
     sources = [random_source(network, 1, length).get("source") for length in lengths]
@@ -128,7 +125,6 @@ def check_neighbours(subject: Subject) -> Finding:
     neighbour = max(changes, key=lambda name: changes[name])
     if changes[neighbour] > MAX_DIFFERENCE:
         return failed(
-            name,
             f"another {neighbour} changes the outputs by {changes[neighbour]:.2g} standard deviations",
             "check that attention compares document ids and that positions start at 0 in each document; until then "
             'train with data.layout = "padded"'
@@ -137,5 +133,5 @@ def check_neighbours(subject: Subject) -> Finding:
             **changes,
         )
     return passed(
-        name, f"packed documents and other sequences change no output (at most {changes[neighbour]:.1g})", **changes
+        f"packed documents and other sequences change no output (at most {changes[neighbour]:.1g})", **changes
     )

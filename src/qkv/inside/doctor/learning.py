@@ -36,16 +36,15 @@ def join_names(names: Iterable[str]) -> str:
     return ", ".join(listed[:MAX_SHOWN]) + more
 
 
-def no_loss(name: str) -> Finding:
+def no_loss() -> Finding:
     """The finding of a check that needs a loss, for a model without one."""
-    return skipped(name, "the model has no head with a loss", "give a recipe to examine how it is trained")
+    return skipped("the model has no head with a loss", "give a recipe to examine how it is trained")
 
 
 def check_gradients(subject: Subject) -> Finding:
     """Every parameter that is trained must get a finite gradient that is not 0."""
-    name = "gradient reaches every parameter"
     if not subject.has_loss:
-        return no_loss(name)
+        return no_loss()
     network = subject.copy()
     trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
     if subject.batch.class_labels is None:  # the next-sentence head is not trained by this objective
@@ -61,7 +60,6 @@ def check_gradients(subject: Subject) -> Finding:
         wrong = [name for name, grad in gradients.items() if not bool(grad.isfinite().all())]
         if wrong:
             return failed(
-                name,
                 f"the gradient of {join_names(wrong)} is not finite",
                 "look for a division by 0, a log or a square root of 0, or weights that are not finite",
                 parameters=wrong,
@@ -71,23 +69,22 @@ def check_gradients(subject: Subject) -> Finding:
     missing = [name for name in trained if name not in reached]
     if missing:
         return failed(
-            name,
             f"{len(missing)} of {len(trained)} parameters get no gradient: {join_names(missing)}",
             "they are never trained; look for a detach(), torch.no_grad(), or a part whose output is not used, or "
             "freeze them on purpose with model.freeze",
             parameters=missing,
         )
     frozen = sum(not p.requires_grad for p in network.parameters())
-    return passed(name, f"{len(trained)} parameters" + (f", {frozen} more are frozen" if frozen else ""))
+    return passed(f"{len(trained)} parameters" + (f", {frozen} more are frozen" if frozen else ""))
 
 
 def check_initial_loss(subject: Subject) -> Finding:
     """The loss of new weights must be about that of a uniform guess: the logarithm of the number of classes."""
-    name, head = "loss at the start", subject.config.head
+    head = subject.config.head
     if not subject.is_new or head.kind not in ("lm", "mlm", "tag", "classify") or head.outputs < 2:
-        return skipped(name, "only for new weights of a model that predicts tokens or classes")
+        return skipped("only for new weights of a model that predicts tokens or classes")
     if head.next_sentence_classes:
-        return skipped(name, "the loss is the sum of two heads")
+        return skipped("the loss is the sum of two heads")
     with torch.no_grad():
         loss = float(subject.loss(subject.copy()))
     guess, guessed = math.log(head.outputs), f"a uniform guess among {head.outputs:,}"
@@ -95,23 +92,21 @@ def check_initial_loss(subject: Subject) -> Finding:
         guess, guessed = head.outputs * math.log(2), f"a probability of 0.5 for each of {head.outputs:,} labels"
     text = f"{loss:.2f}; {guessed} has {guess:.2f}"
     if not math.isfinite(loss):
-        return failed(name, f"the loss is {loss}", "look for weights or activations that are not finite", loss=loss)
+        return failed(f"the loss is {loss}", "look for weights or activations that are not finite", loss=loss)
     if loss > 2 * guess + 1:
         return warned(
-            name,
             text,
             "the initial weights are too large, and the first steps only shrink them; lower model.init_std",
             loss=loss,
             guess=guess,
         )
-    return passed(name, text, loss=loss, guess=guess)
+    return passed(text, loss=loss, guess=guess)
 
 
 def check_overfit(subject: Subject) -> Finding:
     """A model that works can memorise a few labels within some steps."""
-    name = "one batch can be overfitted"
     if not subject.has_loss:
-        return no_loss(name)
+        return no_loss()
     network = subject.copy()
     batch = keep_labels(take_sequences(subject.batch, OVERFIT_POSITIONS), OVERFIT_LABELS)
     optimizer = torch.optim.AdamW([p for p in network.parameters() if p.requires_grad], lr=OVERFIT_LR, weight_decay=0.0)
@@ -126,8 +121,8 @@ def check_overfit(subject: Subject) -> Finding:
         goal = max(OVERFIT_FRACTION * start, OVERFIT_LOSS)
         if value <= goal:
             if step == 0:
-                return passed(name, f"the loss is only {value:.3g} already", start=start, end=value, steps=step)
-            return passed(name, f"loss {start:.3g} → {value:.3g} in {step} steps", start=start, end=value, steps=step)
+                return passed(f"the loss is only {value:.3g} already", start=start, end=value, steps=step)
+            return passed(f"loss {start:.3g} → {value:.3g} in {step} steps", start=start, end=value, steps=step)
         if time.monotonic() - began > OVERFIT_SECONDS or not math.isfinite(value) or not loss.requires_grad:
             break
         loss.backward()
@@ -135,9 +130,8 @@ def check_overfit(subject: Subject) -> Finding:
     text = f"loss {start:.3g} → {lowest:.3g} in {step + 1} steps"
     values = {"start": start, "end": lowest, "steps": step + 1}
     if step + 1 < OVERFIT_STEPS and lowest < 0.8 * start:
-        return warned(name, f"{text}, then the time was up", "the loss falls; use a smaller model to be sure", **values)
+        return warned(f"{text}, then the time was up", "the loss falls; use a smaller model to be sure", **values)
     return failed(
-        name,
         text,
         "the model cannot even memorise this batch; check that labels belong to their inputs, that the optimizer gets "
         "all parameters, and the checks of gradients and scales",
@@ -147,13 +141,13 @@ def check_overfit(subject: Subject) -> Finding:
 
 def check_lr(subject: Subject) -> Finding:
     """A short range test: the loss after a few steps, with the recipe's learning rate and with others around it."""
-    name, section = "learning rate", subject.train
+    section = subject.train
     if section is None:
-        return skipped(name, "there is no recipe", "to check a learning rate, give the recipe")
+        return skipped("there is no recipe", "to check a learning rate, give the recipe")
     if not subject.is_new:
-        return skipped(name, "the weights are already trained", "to check its learning rate, give the recipe file")
+        return skipped("the weights are already trained", "to check its learning rate, give the recipe file")
     if not subject.has_loss:
-        return no_loss(name)
+        return no_loss()
     began, losses = time.monotonic(), {}
     start = float(subject.loss(subject.copy()).detach())
     for factor in sorted(RANGE_FACTORS, key=lambda factor: abs(math.log(factor))):  # the recipe's own comes first
@@ -167,13 +161,11 @@ def check_lr(subject: Subject) -> Finding:
     mine = losses[section.lr]
     better = f"; {best:.1g} learns fastest here" if best is not None and best != section.lr else ""
     if not math.isfinite(mine) or mine > 1.1 * start + 0.1:
-        return failed(name, text, f"train.lr = {section.lr:g} is too high: the loss rises; lower it{better}", **values)
+        return failed(text, f"train.lr = {section.lr:g} is too high: the loss rises; lower it{better}", **values)
     if best is not None and start - mine < max(0.05 * (start - finite[best]), MIN_GAIN * start):
         side = "high" if best < section.lr else "low"
-        return warned(
-            name, text, f"train.lr = {section.lr:g} may be too {side}: the loss hardly falls{better}", **values
-        )
-    return passed(name, text, **values)
+        return warned(text, f"train.lr = {section.lr:g} may be too {side}: the loss hardly falls{better}", **values)
+    return passed(text, **values)
 
 
 def loss_after_training(subject: Subject, section: TrainSection, lr: float) -> float:

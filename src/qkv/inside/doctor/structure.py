@@ -18,16 +18,15 @@ MIN_SOURCE_EFFECT = 1e-6
 
 def check_tokenizer(subject: Subject) -> Finding:
     """Every id of the tokenizer needs a row in the embedding, and special ids must agree with the config."""
-    name, tokenizer, config = "tokenizer fits", subject.tokenizer, subject.config
+    tokenizer, config = subject.tokenizer, subject.config
     if tokenizer is None:
-        return skipped(name, "the model has no tokenizer")
+        return skipped("the model has no tokenizer")
     sides = {"the embedding": (tokenizer.target, embedding_rows(subject.network))}
     if isinstance(subject.network, Seq2Seq):
         sides["the source embedding"] = (tokenizer, subject.network.source_embedding.token.num_embeddings)
     for where, (side, rows) in sides.items():
         if side.vocab_size > rows:
             return failed(
-                name,
                 f"the tokenizer has {side.vocab_size:,} ids, but {where} has only {rows:,} rows",
                 "texts with the last ids crash the model; use the tokenizer that the model was trained with, or "
                 f"raise vocab_size to {side.vocab_size}",
@@ -41,20 +40,18 @@ def check_tokenizer(subject: Subject) -> Finding:
     ):
         if ours is not None and theirs is not None and ours != theirs and theirs not in config.eos_token_ids:
             return warned(
-                name,
                 f"the {role} is {ours} in the config but {theirs} in the tokenizer",
                 "generation may not stop, or padding may be read as text; make the two agree",
             )
     unknown = unknown_fraction(subject)
     if unknown > MAX_UNKNOWN_FRACTION:
         return warned(
-            name,
             f"{unknown:.0%} of the tokens of the data are unknown to the tokenizer",
             "train the tokenizer on this data, raise tokenizer.vocab_size, or choose byte-bpe, which knows every text",
             unknown=unknown,
         )
     rows = embedding_rows(subject.network)
-    return passed(name, f"{tokenizer.target.vocab_size:,} ids, {rows:,} rows in the embedding", unknown=unknown)
+    return passed(f"{tokenizer.target.vocab_size:,} ids, {rows:,} rows in the embedding", unknown=unknown)
 
 
 def embedding_rows(network: Network) -> int:
@@ -79,7 +76,7 @@ def unknown_fraction(subject: Subject) -> float:
 
 def check_tied(subject: Subject) -> Finding:
     """Weights that the config ties must be one tensor, not two that are equal at first."""
-    name, network, config = "tied weights are tied", subject.network, subject.config
+    network, config = subject.network, subject.config
     embedding, wrong = token_embedding(network).weight, []
     if config.head.tied and network.head.out is not None and network.head.out.weight is not embedding:
         wrong.append("the output matrix of the head and the token embedding")
@@ -89,22 +86,18 @@ def check_tied(subject: Subject) -> Finding:
             wrong.append("the embeddings of source and target")
     if wrong:
         return failed(
-            name,
             f"{' and '.join(wrong)} are two tensors, but the config ties them",
             "they would drift apart in training, and saving keeps only one; assign the same parameter to both "
             "(head.out.weight = embedding.token.weight)",
         )
     tied = [text for text, is_tied in (("head", config.head.tied), ("source", config.share_embeddings)) if is_tied]
-    return passed(name, f"tied to the embedding: {', '.join(tied)}" if tied else "this model ties no weights")
+    return passed(f"tied to the embedding: {', '.join(tied)}" if tied else "this model ties no weights")
 
 
 def check_source(subject: Subject) -> Finding:
     """The output must depend on the source or, without a source, on other tokens of the text."""
     network, batch = subject.copy(torch.float64), subject.batch
-    if isinstance(network, Seq2Seq):
-        name, what = "output depends on the source", "source"
-    else:
-        name, what = "output depends on the context", "first token"
+    what = "source" if isinstance(network, Seq2Seq) else "first token"
     with torch.no_grad():
         if isinstance(network, Seq2Seq):
             before = hidden_states(network, batch)
@@ -114,7 +107,7 @@ def check_source(subject: Subject) -> Finding:
         else:
             length, vocab_size = document_lengths(subject)[1], subject.config.stack.vocab_size
             if length < 2:
-                return skipped(name, "the model has only one position")
+                return skipped("the model has only one position")
             ids = random_ids(vocab_size, 2, length)
             changed = ids.clone()
             changed[:, 0] = (changed[:, 0] + 1) % vocab_size
@@ -123,21 +116,19 @@ def check_source(subject: Subject) -> Finding:
     if effect < MIN_SOURCE_EFFECT:
         part = "cross-attention" if isinstance(network, Seq2Seq) else "attention"
         return failed(
-            name,
             f"another {what} changes the outputs by only {effect:.1g} standard deviations",
             f"the model ignores it; check the {part}: its mask, its output projection, and that its result is added "
             "to the residual stream",
             effect=effect,
         )
-    return passed(name, f"another {what} changes the outputs by up to {effect:.2g} standard deviations", effect=effect)
+    return passed(f"another {what} changes the outputs by up to {effect:.2g} standard deviations", effect=effect)
 
 
 def check_cache(subject: Subject) -> Finding:
     """Decoding with a KV cache must give the same outputs as one forward pass without a cache."""
-    name = "cached equals uncached"
     network, (_, length) = subject.copy(torch.float64), document_lengths(subject)
     if isinstance(network, Encoder):
-        return skipped(name, "an encoder has no KV cache")
+        return skipped("an encoder has no KV cache")
     ids, options = random_ids(subject.config.stack.vocab_size, 2, length), random_source(network, 2, length)
     with torch.no_grad():
         full = token_outputs(network, ids, **options)
@@ -156,9 +147,8 @@ def check_cache(subject: Subject) -> Finding:
     change = relative_change(full, cached)
     if change > MAX_DIFFERENCE:
         return failed(
-            name,
             f"decoding step by step changes the outputs by {change:.2g} standard deviations",
             "generated text differs from what was trained; check the positions and the mask of cached tokens",
             change=change,
         )
-    return passed(name, f"a prefill and single steps give the same outputs (within {change:.1g})", change=change)
+    return passed(f"a prefill and single steps give the same outputs (within {change:.1g})", change=change)

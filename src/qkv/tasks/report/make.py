@@ -16,13 +16,10 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-import torch
-
 from qkv.data.records import Record
 from qkv.errors import QkvError, UsageError, suggest_path
 from qkv.files import to_path
-from qkv.inside.doctor import Finding, Subject, take_sequences
-from qkv.inside.doctor.learning import check_lr
+from qkv.inside.doctor import Finding, Subject, run_check, take_sequences
 from qkv.progress import OnStage
 from qkv.store.box import find_in_box
 from qkv.tasks.baseline import BASELINE_NAME
@@ -346,9 +343,7 @@ class Reporter:
         network = apply_adapters(prepared.build_network(), self.recipe, prepared.config)
         batch = take_sequences(first_batch(prepared.train_data))
         recipe, tokenizer = self.recipe, prepared.tokenizer
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return check_lr(Subject(network, tokenizer, batch, recipe.objective, recipe.train, is_new=True))
+        return run_check("lr", Subject(network, tokenizer, batch, recipe.objective, recipe.train, is_new=True))
 
 
 def most_common_output_fraction(judgement: Judgement | None) -> float:
