@@ -30,8 +30,9 @@ qkv lab                      # list the claims
 qkv lab score-scaling        # run one: its numbers, its picture, whether it holds
 ```
 
-The figures are means over seeds, ± half of their 95 % confidence interval (Student's t). `make lab` runs all claims
-and writes these pages. [CONTRIBUTING](../../CONTRIBUTING.md) describes how to add a claim, and
+The figures are means over seeds, ± half of their 95 % confidence interval (Student's t). A claim holds if its
+first check holds, which the tables below list; it holds in part if another check fails. `make lab` runs all claims and
+writes these pages. [CONTRIBUTING](../../CONTRIBUTING.md) describes how to add a claim, and
 [mistakes in lecture notes](../notes.md) lists what is wrong in them."""
 
 
@@ -69,13 +70,13 @@ def write_index(results: dict[str, ClaimResult]) -> str:
     for number, (chapter, title) in enumerate(CHAPTERS.items(), start=1):
         parts += [
             f"## {number}. [{title}]({chapter_file(number, chapter)})",
-            "| claim | verdict | the claim in numbers |\n|---|---|---|",
+            "| claim | verdict | expected | measured |\n|---|---|---|---|",
         ]
         for result in results.values():
             if result.claim.chapter == chapter:
                 link = f"[{result.claim.title}]({chapter_file(number, chapter)}#{result.claim.name})"
                 check = result.checks()[0]
-                parts[-1] += f"\n| {link} | {result.verdict()} | {check.statement}: {check.found} |"
+                parts[-1] += f"\n| {link} | {result.verdict()} | {check.statement} | {check.found} |"
     return "\n\n".join(parts) + "\n"
 
 

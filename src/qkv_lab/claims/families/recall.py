@@ -132,7 +132,7 @@ CLAIM = Claim(
     "value unchanged while they stay closed, so one value is no problem for them. A sliding window limits a "
     "layer to its width; each further layer reaches one window further.",
     limits="The other words are all the same, and only one value has to be kept; a state of fixed size can be too "
-    "small for more. Attention has to have been trained on the distance as well: see positions.",
+    "small for more. Attention, too, must be trained on the distances: see positions.",
     settings={
         "mini": RecallSettings(("RNN", "attention"), 16, 4, 8, train_lines=50, test_lines=8, steps=4),
         "small": RecallSettings(),

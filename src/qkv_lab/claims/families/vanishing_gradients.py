@@ -107,8 +107,8 @@ def check(table: Table) -> list[Check]:
     attention = ends.get("attention", 1.0)
     return [
         Check(
-            "at initialisation, each step multiplies the gradient of recurrent models by less than 0.95, and that of "
-            "attention by 0.99–1.01",
+            "at initialisation, each step multiplies the gradient of recurrent models by less than 0.95, and the "
+            "gradient of attention by 0.99–1.01",
             max(recurrent) < 0.95 and 0.99 <= factors.get("attention", 1.0) <= 1.01,
             ", ".join(f"{name} {factor:.3f}" for name, factor in factors.items()),
         ),
@@ -123,8 +123,8 @@ def check(table: Table) -> list[Check]:
             f"{large:.3f} per step",
         ),
         Check(
-            f"after training on text, attention passes at least ten times more of its gradient to a token {longest} "
-            "positions before than every recurrent model",
+            f"after training on text, the gradient that reaches a token {longest} positions back is at least ten "
+            "times larger with attention than in every recurrent model",
             all(attention >= 10 * value for name, value in ends.items() if name != "attention"),
             ", ".join(f"{name} {value:.1e}" for name, value in ends.items()),
         ),

@@ -97,9 +97,10 @@ def check(table: Table) -> list[Check]:
     halves = [table.mean(SHARE, series, CROSSOVER * width) for series, width in widths.items()]
     return [
         Check(
-            "attention grows with the square of the length (exponent 2), linear maps and an LSTM in proportion to it",
+            "the FLOPs of attention grow with the square of the length (exponent 2); the FLOPs of linear maps and of "
+            "an LSTM grow linearly (exponent 1)",
             all(abs(powers[name] - power) < 0.01 for name, power in ((ATTENTION, 2), (LINEAR, 1), (LSTM, 1))),
-            f"exponents {powers[ATTENTION]:.2f}, {powers[LINEAR]:.2f} and {powers[LSTM]:.2f}",
+            f"exponents: attention {powers[ATTENTION]:.2f}, linear maps {powers[LINEAR]:.2f}, LSTM {powers[LSTM]:.2f}",
         ),
         Check(
             f"at {CROSSOVER} · width tokens, attention needs half of the FLOPs of a block; for shorter sequences, less",
@@ -143,8 +144,8 @@ CLAIM = Claim(
     question="How do the FLOPs of a block and of an LSTM layer grow with the length, and which part of a block "
     "dominates?",
     method="Torch counts the FLOPs of all matrix products in a forward pass of one block, whose feed-forward is four "
-    "times as wide as the model, and of one step of an LSTM of the same width (256 in the first chart). The FLOPs of a "
-    "window of 128 tokens are those of a kernel that skips masked keys.",
+    "times as wide as the model, and of one step of an LSTM of the same width (256 in the first chart). For a "
+    "window of 128 tokens, we count the FLOPs of a kernel that skips masked keys.",
     lesson="Per token, the linear maps of a block need 24·C² FLOPs and attention 4·C·T. So attention needs more only "
     "from T = 6·C on, or from 12·C on with a causal kernel that skips the future. For shorter texts, “quadratic” "
     "hardly matters. RNNs are linear in the length. For long texts this is an advantage, not a defect as the last "

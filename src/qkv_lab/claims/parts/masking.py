@@ -116,9 +116,10 @@ def check(table: Table) -> list[Check]:
     honest = table.mean(LOSS, TRAINING, INFINITE)
     return [
         Check(
-            "with −∞ no weight goes to future tokens; with scores of 0, the first query has most of its weight there",
+            "with −∞, no weight goes to future tokens; with scores of 0, the first query puts most of its weight on "
+            "them",
             max(leaks[INFINITE]) == 0 and leaks[ZERO_SCORES][0] > 0.5,
-            f"{max(leaks[INFINITE]):.0%} and {leaks[ZERO_SCORES][0]:.0%}",
+            f"weight on future tokens {max(leaks[INFINITE]):.0%} with −∞, {leaks[ZERO_SCORES][0]:.0%} with scores of 0",
         ),
         Check(
             "weights that are set to 0 after the softmax do not leak, but no longer sum to 1",
@@ -162,13 +163,14 @@ CLAIM = Claim(
     "the position of the query (the last position has no future). Then we train a decoder on independent random "
     "tokens, so that no model without access to the future can beat chance, once with each mask on the scores. We "
     "measure its loss on new random tokens, with the mask of its training and with the correct mask.",
-    lesson="The softmax gives a score of 0 the weight e⁰ = 1, as much as a key with an average score. Only e^−∞ is 0. "
-    "A model cannot choose which future token it sees under a score of 0, but it sees the sum of all of them, and that "
-    "is enough to read the next token. Training then reports a loss that means nothing. The formula below the quoted "
+    lesson="The softmax gives a score of 0 the weight e⁰ = 1, as much as a key with an average score. Only e^−∞ is "
+    "0. Under a score of 0, a model reads the sum of all future tokens. It cannot choose one of them, but the sum is "
+    "enough to find the next token. Training then reports a loss that means nothing. The formula below the quoted "
     "sentence in the notes has the correct −∞. Weights can also be set to zero after the softmax, if they are then "
     "divided by their sum; this gives the same weights as −∞.",
-    limits="The random scores are those of an untrained model. The language model is small and its sequences short; "
-    "its last token has no future in the input, so its loss cannot fall below chance divided by the length.",
+    limits="An untrained model has such random scores; a trained one does not. The language model is small and its "
+    "sequences are short. The last token of a sequence has no future token to read, so its loss stays at chance, and "
+    "the mean loss cannot fall below chance divided by the length.",
     settings={
         "mini": MaskingSettings(num_queries=16, num_heads=20, width=16, steps=5, batch_size=16),
         "small": MaskingSettings(),

@@ -111,10 +111,10 @@ def check(table: Table) -> list[Check]:
     spread = table.exponent(DISTANCE, WINDOW, [float(x) for x in table.xs(DISTANCE)[-2:]])
     return [
         Check(
-            "the sequential operations of a block do not depend on the length; those of an LSTM grow in proportion to "
-            "it (exponent 0.9–1.1)",
+            "a block needs the same number of sequential operations at every length; in an LSTM, the number grows "
+            "linearly with the length (exponent 0.9–1.1)",
             len(set(chains[ATTENTION])) == 1 and 0.9 < growth < 1.1,
-            f"{chains[ATTENTION][-1]:.0f} at every length; {chains[LSTM][-1]:.0f} at {longest} tokens, exponent "
+            f"block: {chains[ATTENTION][-1]:.0f}; LSTM: {chains[LSTM][-1]:.0f} at {longest} tokens, exponent "
             f"{growth:.2f}",
         ),
         Check(

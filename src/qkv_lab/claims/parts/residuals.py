@@ -86,10 +86,10 @@ def check(table: Table) -> list[Check]:
     worse, interval = table.difference(LOSS, (NO_SKIP, deep_trained), (BOTH, deep_trained))
     return [
         Check(
-            "with skip connections and norms, the gradient does not fall with depth, and grows no faster than √depth "
-            f"(exponent 0–0.6); with neither, less than 10⁻⁵ of it is left after {deep} layers",
+            "with skip connections and norms, the gradient does not shrink with depth and grows at most like √depth "
+            f"(exponent 0–0.6); without both, less than 10⁻⁵ of the gradient is left after {deep} layers",
             0 <= exponent < 0.6 and gradient[NEITHER] < -5,
-            f"exponent {exponent:.2f}; 10^{gradient[NEITHER]:.0f} with neither",
+            f"exponent {exponent:.2f} with both; 10^{gradient[NEITHER]:.0f} is left without both",
         ),
         Check(
             f"after {deep_trained} layers, a model without skip connections has learned less (by 0.5 nats or more)",

@@ -54,7 +54,8 @@ def check(table: Table) -> list[Check]:
             f"exponents {growth:.2f} and {flat:.2f}",
         ),
         Check(
-            f"at d = {dims[-1]} the unscaled softmax has less than half of its gradient at d = {dims[0]}",
+            f"without scaling, the gradient of the softmax at d = {dims[-1]} is less than half of the gradient at d = "
+            f"{dims[0]}",
             gradients[0] < first / 2,
             f"{gradients[0]:.3f} against {first:.3f}; scaled {gradients[1]:.3f}",
         ),

@@ -55,9 +55,10 @@ def check(table: Table) -> list[Check]:
     effects = {name: table.mean(EFFECT, name, fewest) for name in NORMALISATIONS}
     return [
         Check(
-            "the weights of every query sum to 1 with a softmax over the keys, and not with the two others",
+            "the weights of every query sum to 1 with a softmax over the keys, but not with a softmax over the "
+            "queries or a sigmoid",
             abs(sums[ROWS] - 1) < 1e-9 and min(sums[COLUMNS], sums[SIGMOID]) > 1.1,
-            f"largest sums with {most} keys: {sums[ROWS]:.3f}, over the queries {sums[COLUMNS]:.1f}, "
+            f"largest sum with {most} keys: over the keys {sums[ROWS]:.3f}, over the queries {sums[COLUMNS]:.1f}, "
             f"sigmoid {sums[SIGMOID]:.0f}",
         ),
         Check(

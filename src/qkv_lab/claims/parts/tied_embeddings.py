@@ -96,19 +96,19 @@ def check(table: Table) -> list[Check]:
     best = {one: min(table.mean(BITS_BY_STEPS, one + suffix, long) for suffix in INIT_STDS) for one in (TIED, UNTIED)}
     return [
         Check(
-            f"tying saves V·d parameters, with a vocabulary of {large:,} more than a third of the model, and costs "
-            "less than 0.05 bits per byte there",
+            f"tying saves V·d parameters; with a vocabulary of {large:,}, this is more than a third of the model and "
+            "raises the loss by less than 0.05 bits per byte",
             saved == table.curve(MATRIX, TIED) and fraction > 1 / 3 and costs[large][0] < 0.05,
-            f"{fraction:.0%} saved; loss {costs[large][0]:+.3f} ± {costs[large][1]:.3f}",
+            f"{fraction:.0%} saved; loss {costs[large][0]:+.3f} ± {costs[large][1]:.3f} bits per byte",
         ),
         Check(
-            "with a vocabulary of bytes it also costs less than 0.05 bits per byte",
+            "with a vocabulary of bytes, tying also raises the loss by less than 0.05 bits per byte",
             costs[sizes[0]][0] < 0.05,
             f"{costs[sizes[0]][0]:+.3f} ± {costs[sizes[0]][1]:.3f}",
         ),
         Check(
-            f"with a vocabulary of {large:,}, training for {long:,} instead of {short:,} steps lowers this cost by at "
-            "least a third",
+            f"with a vocabulary of {large:,}, training for {long:,} instead of {short:,} steps lowers the cost of "
+            "tying by at least a third",
             by_steps[1][0] <= 2 / 3 * by_steps[0][0],
             " → ".join(f"{cost:+.3f} ± {half:.3f}" for cost, half in by_steps),
         ),

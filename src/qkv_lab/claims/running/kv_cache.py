@@ -122,14 +122,15 @@ def check(table: Table) -> list[Check]:
     same = min(table.curve(SAME, BOTH).values())
     return [
         Check(
-            "with the keys and values of source and target, work grows by one power of n less (0.8–1.2), and every "
-            "token is the same",
+            "caching the keys and values of source and target lowers the exponent of the work by one (0.8–1.2), and "
+            "changes no token",
             0.8 <= growth[MEMORY] - growth[BOTH] <= 1.2 and same == 1.0,
-            f"exponents {growth[BOTH]:.2f} and {growth[MEMORY]:.2f}; {same:.0%} of the tokens",
+            f"exponent {growth[BOTH]:.2f} with the caches, {growth[MEMORY]:.2f} without; {same:.0%} of the tokens are "
+            "equal",
         ),
         Check(
-            "the cache comes from the encoder: with the keys and values of the source alone, work grows by one power "
-            "of n less, too",
+            "the cache comes from the encoder: caching only the keys and values of the source also lowers the "
+            "exponent by one",
             0.8 <= growth[MEMORY] - growth[CROSS] <= 1.2,
             f"exponent {growth[CROSS]:.2f}; at n = {last} it saves {1 - work[CROSS] / work[MEMORY]:.0%} of the work, "
             f"and both caches {1 - work[BOTH] / work[MEMORY]:.1%}",

@@ -148,9 +148,9 @@ def check(table: Table) -> list[Check]:
     cost = {x: table.difference(BY_EPOCHS, (MEASURED, x), (MEASURED, 1)) for x in epochs}
     return [
         check_prediction(
-            table, LARGER_MODEL, "the fit of the smaller models predicts the loss of the held-out larger one"
+            table, LARGER_MODEL, "a fit to the smaller models predicts the loss of a larger, held-out model"
         ),
-        check_prediction(table, MORE_DATA, "the fit predicts the loss of the held-out run with more data"),
+        check_prediction(table, MORE_DATA, "the fit predicts the loss of a held-out run with more data"),
         Check(
             "loss falls as a power of parameters, of tokens and of compute: each exponent is above 0 by more than its "
             "interval",
@@ -177,7 +177,7 @@ def check_prediction(table: Table, name: str, statement: str) -> Check:
         table.mean(HELD_OUT, series, name) for series in (MEASURED, FIT, POWER_LAW, LARGEST)
     )
     return Check(
-        f"{statement} (within 2 %, and nearer than the loss of the largest run in the fit)",
+        f"{statement} (within 2 %, and with a smaller error than the loss of the largest run in the fit)",
         abs(fit / found - 1) <= 0.02 and abs(fit - found) < abs(largest - found),
         f"predicted {fit:.3f}, measured {found:.3f} ({fit / found - 1:+.1%}); "
         f"largest run in the fit {largest:.3f}, power law without E {power_law:.3f}",

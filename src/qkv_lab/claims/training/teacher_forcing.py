@@ -182,10 +182,11 @@ def check(table: Table) -> list[Check]:
     steps = [table.mean(STEPS, name, length) for name in table.series(STEPS)]
     return [
         Check(
-            f"errors add up in a running sum: at token {last}, the accuracy with its own output is within 0.08 of the "
-            "product of all accuracies so far, and at least 0.2 below that with the true tokens",
+            f"errors add up in a running sum: at token {last}, a model that reads its own output has an accuracy "
+            "within 0.08 of the product of the accuracies at all tokens so far, and at least 0.2 below its accuracy "
+            "when it reads the true tokens",
             abs(free - product) <= 0.08 and free <= guided - 0.2,
-            f"{guided:.2f} with the true tokens, {free:.2f} with its own, product {product:.2f}",
+            f"{free:.2f} with its own output, product {product:.2f}, {guided:.2f} with the true tokens",
         ),
         Check(
             "errors do not add up if a token does not depend on the last output (difference below 0.02)",

@@ -75,7 +75,8 @@ def check(table: Table) -> list[Check]:
     pre, post = (table.mean(FIRST_STEP, norm, low) for norm in PLACEMENTS)
     return [
         Check(
-            "post-norm fails in a quarter of the runs or more without warm-up, and in at most half as many with it",
+            "without warm-up, post-norm fails in at least a quarter of the runs; warm-up at least halves the number of "
+            "failures",
             failed[cold] >= 0.25 and failed[warm] <= failed[cold] / 2,
             f"{failed[cold]:.0%} of the runs fail without warm-up, {failed[warm]:.0%} with it",
         ),

@@ -139,7 +139,7 @@ def word_vectors(network: Network, tokenizer: Tokenizer, sentences: Sequence[Lab
 
 
 def check(table: Table) -> list[Check]:
-    """Parts of speech are found early, relations later; an untrained encoder adds little. Real text counts first."""
+    """Parts of speech are found early, relations later; an untrained encoder adds little. The treebank comes first."""
     checks = []
     for name in (one for one in (TREEBANK, GENERATED) if one in table.measures()):
         where = name.removeprefix("accuracy of probes, ")
@@ -208,9 +208,9 @@ CLAIM = Claim(
     lesson="A translator has to know who does what to whom, so its encoder computes it, although nobody labelled it. "
     "The part of speech depends mostly on the word and its neighbours, and the first layers suffice. The relation "
     "depends on the structure of the sentence, and every layer adds to it. In an encoder with random weights, layers "
-    "only mix words, and probes get worse. A layer is not the place of its word: this encoder moves much of a word to "
-    "the next position, where the probe of the word before is the more accurate one. Probes on single positions "
-    "would miss it.",
+    "only mix words, and probes get worse. The vector at a position does not only describe the word of that "
+    "position: this encoder copies much of each word to the next position. There, a probe reads the previous word "
+    "more accurately than the word itself. Probes that look at one position only would miss this.",
     limits="A probe shows that a property can be read, not that the model uses it. This is one small encoder. Tone, "
     "style or facts, which the notes also name, are not measured.",
     settings={

@@ -149,8 +149,8 @@ CLAIM = Claim(
     question="What does a language model gain or lose with tokens that are characters, subwords or words?",
     method="Tokenizers of each kind are trained on the sources of Python's standard library, with one space between "
     "words and signs. A small model is trained on the tokens of each, for the same number of FLOPs, the output matrix "
-    "included. Losses are in bits per byte, because losses per token of different tokenizers cannot be compared. An "
-    "unknown word has one token for many words; its spelling costs bits, too, and we add them.",
+    "included. Losses are in bits per byte, because losses per token of different tokenizers cannot be compared. All "
+    "unknown words share one token, which does not say how they are spelled; we add the bits of their spelling.",
     lesson="A character is cheap to predict, but a text has many of them, so the budget is spent on a short text and "
     "the context covers few words. A vocabulary of words makes sequences short. But its output matrix is large, most "
     "of its words are rare, and new words are unknown. Subwords make frequent words one token and spell rare ones. No "

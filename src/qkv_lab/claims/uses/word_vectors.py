@@ -21,7 +21,7 @@ from qkv_lab.table import Point, Table
 
 ACCURACY = "accuracy on held-out files"
 DATA_ACCURACY = "accuracy on the test set of --data"
-RANDOM, PRETRAINED, SHUFFLED = "random vectors", "vectors of unlabelled text", "the same vectors, of other words"
+RANDOM, PRETRAINED, SHUFFLED = "random vectors", "vectors of unlabelled text", "shuffled vectors"
 PACKAGES = ("asyncio", "email", "importlib", "multiprocessing", "unittest", "xml")
 WINDOW = 4  # words on either side
 STD = 0.1  # of the vectors' numbers; GloVe's have 0.7
@@ -42,7 +42,7 @@ class WordVectorsSettings:
 
 
 def run(experiment: Experiment) -> Iterator[Point]:
-    """Make vectors, then train a classifier with them, without them, and with vectors of other words."""
+    """Make vectors, then train a classifier with them, without them, and with the vectors shuffled."""
     settings = experiment.settings
     unlabelled, train, test = read_library(settings)
     vocabulary = train_vocabulary(experiment, "tokenizer", unlabelled, settings.vocab_size)
@@ -198,19 +198,19 @@ def check(table: Table) -> list[Check]:
     """Pretrained vectors help most where labelled examples are few."""
     counts = table.xs(ACCURACY)
     checks = [
-        *expect_gain(table, ACCURACY, [int(count) for count in counts]),
+        *check_gain(table, ACCURACY, [int(count) for count in counts]),
         Check(
-            f"the vectors of other words do not help: with {counts[0]} examples they gain less than 5 points",
+            f"shuffled vectors do not help: with {counts[0]} examples they gain less than 5 points",
             table.difference(ACCURACY, (SHUFFLED, counts[0]), (RANDOM, counts[0]))[0] < 0.05,
             f"{100 * table.difference(ACCURACY, (SHUFFLED, counts[0]), (RANDOM, counts[0]))[0]:+.1f} points",
         ),
     ]
     if DATA_ACCURACY in table.measures():
-        checks += expect_gain(table, DATA_ACCURACY, [int(count) for count in counts])
+        checks += check_gain(table, DATA_ACCURACY, [int(count) for count in counts])
     return checks
 
 
-def expect_gain(table: Table, measured: str, counts: list[int]) -> list[Check]:
+def check_gain(table: Table, measured: str, counts: list[int]) -> list[Check]:
     """The gain of pretrained vectors, by the number of labelled examples."""
     gains = [table.difference(measured, (PRETRAINED, count), (RANDOM, count)) for count in counts]
     of_data = " (--data)" if measured == DATA_ACCURACY else ""
@@ -221,7 +221,8 @@ def expect_gain(table: Table, measured: str, counts: list[int]) -> list[Check]:
             f"{100 * gains[0][0]:+.1f} ± {100 * gains[0][1]:.1f} points",
         ),
         Check(
-            f"with {counts[-1]:,} examples, they gain less than half of that{of_data}",
+            f"with {counts[-1]:,} labelled examples, their gain is less than half of the gain with "
+            f"{counts[0]}{of_data}",
             gains[-1][0] < gains[0][0] / 2,
             f"{100 * gains[-1][0]:+.1f} ± {100 * gains[-1][1]:.1f} points",
         ),
@@ -263,10 +264,11 @@ CLAIM = Claim(
     "tell from 16 words which of six packages they come from, with few labelled passages; the test is on other files. "
     "Its embedding starts from random vectors, from the vectors, or from the same vectors with the words permuted. "
     "With --data, the same comparison is made with other vectors and examples.",
-    lesson="Words that occur among the same words get similar vectors, without a label. A classifier that has learned "
-    "from a labelled passage what one of them means then knows something about all others. With random vectors it has "
-    "to see every word in a labelled passage. The gain shrinks as labelled examples become many. It comes from which "
-    "vector belongs to which word: permuted vectors, of the same size and shape, do not help.",
+    lesson="Words that occur among the same words get similar vectors, without a label. A classifier that has "
+    "learned from a labelled passage what one of them means then knows something about all others. With random "
+    "vectors it has to see every word in a labelled passage. The more labelled examples there are, the smaller is "
+    "the gain. It comes from which vector belongs to which word: permuted vectors, of the same size and shape, do "
+    "not help.",
     limits="A pretrained model such as BERT gives more than vectors of single words, because it also has learned how "
     "words combine. The task is easy to label and not typical of others: our vectors are made from text of the same "
     "kind. The second comparison has GloVe's vectors of 50 dimensions and the questions of TREC, in six classes. The "
