@@ -8,6 +8,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from qkv.blocks import HeadConfig, Mask, Stack, StackConfig, make_layout
+from qkv.blocks import HeadConfig, Inputs, Mask, Stack, StackConfig, make_layout
 from qkv.blocks.attention import eager
 from qkv.blocks.kernels.choose import KERNELS, prepare_mask
 from qkv.blocks.kernels.prepared import KernelHints
@@ -91,10 +92,8 @@ def step_time(family: str, kernel: str, device: str, small: bool, compiled: bool
 
     def loss() -> Tensor:
         with torch.autocast(torch.device(device).type, torch.bfloat16):
-            if network.config.family == "seq2seq":
-                logits = network(ids, ids, segment, segment, max_documents=documents)
-            else:
-                logits = network(ids, segment, max_documents=documents)
+            inputs = Inputs(ids, document_ids=segment, max_documents=documents)
+            logits = network(replace(inputs, source=inputs))
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids.flatten())
 
     run: Callable[[], Tensor] = torch.compile(loss, fullgraph=True, dynamic=False) if compiled else loss

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import qkv
 from qkv.api import Model, new
-from qkv.blocks import pool
+from qkv.blocks import Inputs, pool
 from qkv.errors import QkvError, UsageError
 from qkv.text import Tokenizer
 
@@ -111,7 +111,7 @@ def test_logits_are_the_networks(family: str) -> None:
 
 def test_logits_of_an_encoder_decoder_need_a_source() -> None:
     small = model("seq2seq")
-    assert torch.equal(small.logits(IDS, source=IDS[:, :3]), small.network(IDS[:, :3], IDS))
+    assert torch.equal(small.logits(IDS, source=IDS[:, :3]), small.network(Inputs(IDS, source=Inputs(IDS[:, :3]))))
     with pytest.raises(UsageError, match="give source= as well as the ids of the target"):
         small.logits(IDS)
 
@@ -161,7 +161,7 @@ def test_choices_are_computed_separately(masked: bool) -> None:
 def test_token_types_reach_the_network() -> None:
     small = model("encoder", token_types=2)
     types = torch.tensor([[0, 0, 1, 1]] * 2)
-    assert torch.equal(small.logits(IDS, token_type_ids=types), small.network(IDS, token_type_ids=types))  # type: ignore[call-arg]
+    assert torch.equal(small.logits(IDS, token_type_ids=types), small.network(Inputs(IDS, token_type_ids=types)))  # type: ignore[call-arg]
     assert not torch.equal(small.logits(IDS, token_type_ids=types.tolist()), small.logits(IDS))
 
 
@@ -271,7 +271,9 @@ def test_hidden_is_what_the_head_reads() -> None:
     small = model("decoder")
     out = small.hidden(IDS, mask=[[0, 1, 1, 1], [1, 1, 1, 1]])
     assert out.shape == (2, 4, 16)
-    assert torch.equal(out, small.network.hidden(IDS, torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]]))[0])  # type: ignore[call-arg]
+    assert torch.equal(
+        out, small.network.hidden(Inputs(IDS, document_ids=torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])))[0]
+    )  # type: ignore[call-arg]
 
 
 def test_hidden_of_an_encoder_decoder_is_the_output_of_the_encoder() -> None:

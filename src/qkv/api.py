@@ -22,11 +22,11 @@ from qkv.arguments import (
     parse_device,
     parse_dtype,
 )
-from qkv.blocks import HeadConfig, Tap
+from qkv.blocks import HeadConfig, Inputs, Tap
 from qkv.decode import GenerationOptions, GenerationResult, TokenLogprob
 from qkv.decode.cpu.quantize import int8_note
 from qkv.errors import QkvError, UsageError, suggest_name
-from qkv.models import Config, Encoder, Network, Seq2Seq, build
+from qkv.models import Config, Network, build
 from qkv.models.tables import presets
 from qkv.progress import OnProgress
 from qkv.tasks.calls import TaskCalls, stream_batches
@@ -188,9 +188,9 @@ class Model(TaskCalls):
         T) and returns (B, choices).
         """
         network, stack = self.network, self.config.stack
-        if token_type_ids is not None and not (isinstance(network, Encoder) and stack.token_types):
+        if token_type_ids is not None and (network.has_source or not stack.token_types):
             raise UsageError("token_type_ids= is for an encoder with token types; this model has none, so leave it out")
-        if isinstance(network, Seq2Seq):
+        if network.has_source:
             if source is None:
                 raise UsageError("this model is an encoder-decoder: give source= as well as the ids of the target")
             target_ids = check_ids(ids, "ids", stack.vocab_size, self.device)
@@ -200,7 +200,8 @@ class Model(TaskCalls):
                     f"source has {len(source_ids)} sequences and ids has {len(target_ids)}; give one "
                     "source for each target"
                 )
-            out: Tensor = network(source_ids, target_ids, check_mask(mask, source_ids), tap=tap)
+            encoder_inputs = Inputs(source_ids, document_ids=check_mask(mask, source_ids))
+            out: Tensor = network(Inputs(target_ids, source=encoder_inputs), tap=tap)
             return out
         if source is not None:
             raise UsageError(
@@ -215,20 +216,15 @@ class Model(TaskCalls):
         if has_choices:
             checked = checked.flatten(0, 1)
             document_ids, types = (None if t is None else t.flatten(0, 1) for t in (document_ids, types))
-        if isinstance(network, Encoder):
-            out = network(checked, document_ids, token_type_ids=types, tap=tap)
-        else:
-            out = network(checked, document_ids, tap=tap)
+        out = network(Inputs(checked, document_ids=document_ids, token_type_ids=types), tap=tap)
         return out.view(shape) if has_choices else out
 
     @torch.no_grad()
     def hidden(self, ids: Ids, mask: Ids | None = None) -> Tensor:
         """The input of the head, (B, T, C); for an encoder-decoder, the output of the encoder."""
-        if isinstance(self.network, Seq2Seq):
-            checked = check_ids(ids, "ids", self._source_vocab_size, self.device)
-            return self.network.encode(checked, check_mask(mask, checked)).vectors
-        checked = check_ids(ids, "ids", self.config.stack.vocab_size, self.device)
-        return self.network.hidden(checked, check_mask(mask, checked))[0]
+        checked = check_ids(ids, "ids", self._source_vocab_size, self.device)
+        inputs = Inputs(checked, document_ids=check_mask(mask, checked))
+        return self.network.encode(inputs).vectors if self.network.has_source else self.network.hidden(inputs)[0]
 
     def trace(
         self,
@@ -327,7 +323,7 @@ class Model(TaskCalls):
         the vector is the hidden state of the first or last token, or the mean of all. A text longer than the model can
         read is an error; with `too_long="truncate"`, an embedding head reads its start.
         """
-        if isinstance(self.network, Seq2Seq):
+        if self.network.has_source:
             task = find_task(self.config)
             raise UsageError(
                 "m.embed needs an encoder-only or decoder-only model, but this model is an encoder-decoder, which "

@@ -19,7 +19,7 @@ from qkv.blocks import RecurrentStack, Stack
 from qkv.blocks.block import Block
 from qkv.blocks.recurrent import AttentiveLayer
 from qkv.decode.cpu.quantize import QuantizedLinear
-from qkv.models import Encoder, Network, Seq2Seq
+from qkv.models import Network
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ def step_cost(
     The beams of a sequence share the cache of their prompt, and each has its own cache for its generated tokens. The
     bytes are a lower bound: the cache of a sequence is counted once, as if its beams shared all of it.
     """
-    assert not isinstance(network, Encoder)
-    stack, config, queries = network.decoder, network.decoder.config, batch_size * num_beams
+    stack, queries = network.output_stack, batch_size * num_beams
+    config = stack.config
     total = linear_cost(network.head, num_tokens=queries)
     if stack.norm is not None:
         total += linear_cost(stack.norm, num_tokens=queries)
-    embedding = network.target_embedding if isinstance(network, Seq2Seq) else network.embedding
-    if embedding.project is not None:
-        total += linear_cost(embedding.project, num_tokens=queries)
+    project = network.output_embedding.project
+    if project is not None:
+        total += linear_cost(project, num_tokens=queries)
     if isinstance(stack, RecurrentStack):
         for part in stack.layers:
             total += linear_cost(part, num_tokens=queries)
@@ -80,25 +80,22 @@ def prefill_cost(network: Network, batch_size: int, length: int, *, head: bool =
     counted. The prefill of an encoder-decoder is a pass of the encoder, the computation of the cross-attention keys and
     values, and the first decoding step.
     """
-    if isinstance(network, Encoder):
-        return _encoder_cost(network.encoder, network.embedding.project, batch_size, length)
-    if isinstance(network, Seq2Seq):
-        total = _encoder_cost(network.encoder, network.source_embedding.project, batch_size, length)
-        if isinstance(network.decoder, RecurrentStack):
-            return (
-                total
-                + _source_cost(network.decoder, batch_size, length)
-                + step_cost(network, batch_size, 1, source_length=length)
-            )
-        for layer in range(network.decoder.config.layers):
-            cross = _block(network.decoder, layer).cross
+    stack, project = network.output_stack, network.output_embedding.project
+    if not network.is_causal:
+        return _encoder_cost(stack, project, batch_size, length)
+    if network.has_source:
+        total = _encoder_cost(network.stacks["encoder"], network.embeddings["encoder"].project, batch_size, length)
+        if isinstance(stack, RecurrentStack):
+            source = _source_cost(stack, batch_size, length)
+            return total + source + step_cost(network, batch_size, 1, source_length=length)
+        for layer in range(stack.config.layers):
+            cross = _block(stack, layer).cross
             assert cross is not None
             total += linear_cost(cross.kv, num_tokens=batch_size * length)
         return total + step_cost(network, batch_size, 1, source_length=length)
-    total = _stack_cost(network.decoder, batch_size, length, causal=True)
+    total = _stack_cost(stack, batch_size, length, causal=True)
     if head:
         total += linear_cost(network.head, num_tokens=batch_size)
-    project = network.embedding.project
     return total if project is None else total + linear_cost(project, num_tokens=batch_size * length)
 
 

@@ -5,14 +5,14 @@ import time
 import torch
 
 from qkv.decode import Engine, GenerationOptions
-from qkv.models import Decoder, Seq2Seq
+from qkv.models import Network
 
 PAGE_SIZE = 16
 FIRST_STEPS = 2
 """Steps after prefill that are not timed: on a GPU the engine captures its graphs in them."""
 
 
-def time_engine_step(network: Decoder | Seq2Seq, prompts: list[list[int]], num_tokens: int) -> float:
+def time_engine_step(network: Network, prompts: list[list[int]], num_tokens: int) -> float:
     """Serve requests that all arrive at once and generate `num_tokens` each. Return the seconds of one step."""
     pages_per_sequence = (max(map(len, prompts)) + num_tokens) // PAGE_SIZE + 1
     num_pages = 2 * len(prompts) * pages_per_sequence

@@ -14,7 +14,7 @@ import torch
 
 from qkv.decode import quantize
 from qkv.decode.cpu.bfloat16 import supports_bfloat16
-from qkv.models import Decoder, Network, Seq2Seq
+from qkv.models import Network
 from qkv.models.runtime.memory import free_memory
 from qkv_bench.throughput import BenchProgress, BenchResult, Precision, PrecisionBench, measure_one_sequence
 
@@ -44,9 +44,8 @@ def measure_precisions(
 
 def can_measure_precisions(network: Network) -> bool:
     """Whether a network generates text, is on a CPU and is not quantized."""
-    generates = isinstance(network, Seq2Seq) or (isinstance(network, Decoder) and network.config.head.kind == "lm")
     tensors: Sequence[torch.Tensor] = list(network.parameters())
-    return generates and all(tensor.device.type == "cpu" and tensor.numel() > 0 for tensor in tensors)
+    return network.generates and all(tensor.device.type == "cpu" and tensor.numel() > 0 for tensor in tensors)
 
 
 def convert_weights(network: Network, precision: Precision) -> Network:

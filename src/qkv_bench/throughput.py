@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 
 from qkv.decode import GenerationOptions, WeightPrecision, generate
-from qkv.models import Decoder, Encoder, Network, Seq2Seq
+from qkv.models import Network
 from qkv.models.runtime.memory import free_memory
 from qkv_bench.cost import Cost, prefill_cost, step_cost, weight_bytes
 from qkv_bench.engine import time_engine_step
@@ -181,7 +181,7 @@ def run_bench(
     left = seconds * (1 - sum(TIME_FRACTIONS.values()))
     if not bencher.generates:
         bencher.measure_batches("encode", left)
-    elif isinstance(network, Seq2Seq):
+    elif network.has_source:
         bencher.measure_batches("decode", left / 2)
         bencher.measure_batches("search", left / 2)
     else:
@@ -243,7 +243,7 @@ class Bencher:
         target = network.config.stack
         # Of a decoder, the prompt is part of the target.
         self.max_target_length = target.max_positions if target.has_max_positions else PREFILL_LENGTHS[-1]
-        self.generates = isinstance(network, Seq2Seq) or network.config.head.kind == "lm"
+        self.generates = network.generates
         self.last_batch_seconds = (
             0.0  # estimated time to measure the last batch size: the next one takes about twice it
         )
@@ -252,7 +252,7 @@ class Bencher:
     def max_prefill_length(self) -> int:
         """The largest number of tokens in a prompt or text."""
         # `generate` needs one free position for the new token of a decoder.
-        needed = 1 if self.generates and isinstance(self.network, Decoder) else 0
+        needed = 1 if self.generates and not self.network.has_source else 0
         return max(1, self.max_source_length - needed)
 
     # ── Prefill ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -283,7 +283,6 @@ class Bencher:
         ids = random_prompts(batch_size, length, self.source.vocab_size)
         if self.generates:
             return lambda: generate(network, ids, GenerationOptions(max_tokens=1))
-        assert isinstance(network, Encoder | Decoder)
         tensor = torch.tensor(ids, device=self.device)
         return lambda: encode(network, tensor)
 
@@ -324,7 +323,6 @@ class Bencher:
         )
 
     def _measure_engine(self, batch: int) -> None:
-        assert isinstance(self.network, Decoder | Seq2Seq)
         prompt = min(DECODE_PROMPT_LENGTH, max(1, self.max_target_length // 4))
         tokens = min(MAX_EXTRA_TOKENS, self.max_target_length - prompt)
         if tokens < MIN_ENGINE_TOKENS:
@@ -340,7 +338,7 @@ class Bencher:
     def measure_decode(self, batch: int, beams: int, seconds: float) -> None:
         """Measure the decoding steps of a batch, greedily or with beams."""
         beams = min(beams, self.network.config.stack.vocab_size)
-        seq2seq = isinstance(self.network, Seq2Seq)
+        seq2seq = self.network.has_source
         prompt = min(DECODE_PROMPT_LENGTH, self.max_source_length if seq2seq else max(1, self.max_target_length // 4))
         cached = 1 if seq2seq else prompt  # tokens in the decoder's cache before the first generated token
         few = min(SHORT_RUN_TOKENS, max(1, (self.max_target_length - cached) // 2))
@@ -379,7 +377,7 @@ class Bencher:
         if free is None or not self.generates:
             return True
         sequences = batch * (SEARCH_BEAMS if kind == "search" else 1)
-        source = DECODE_PROMPT_LENGTH if isinstance(self.network, Seq2Seq) else 0
+        source = DECODE_PROMPT_LENGTH if self.network.has_source else 0
         context = DECODE_PROMPT_LENGTH + SHORT_RUN_TOKENS + MAX_EXTRA_TOKENS
         weights = step_cost(self.network, 0, context).bytes
         cache = step_cost(self.network, sequences, context, source_length=source).bytes - weights
@@ -396,7 +394,7 @@ class Bencher:
 
 
 @torch.inference_mode()
-def encode(network: Encoder | Decoder, ids: torch.Tensor) -> torch.Tensor:
+def encode(network: Network, ids: torch.Tensor) -> torch.Tensor:
     """The hidden states of a batch of texts."""
     return network.hidden(ids)[0]
 

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from qkv.blocks import Tap
 from qkv.inside import Edit, EditTap, check_edits
-from qkv.models import Decoder, Network
+from qkv.models import Network
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.text import Tokenizer
 
@@ -26,7 +26,7 @@ class TokenScores(NamedTuple):
     correct: Tensor  # (N, T), bool
 
 
-def next_token_loss(network: Decoder, ids: Tensor, tap: Tap | None = None) -> Tensor:
+def next_token_loss(network: Network, ids: Tensor, tap: Tap | None = None) -> Tensor:
     """The mean loss of the next token, for ids (N, T)."""
     logits = network(ids[:, :-1], tap=tap)  # (N, T − 1, V)
     return cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
@@ -40,7 +40,6 @@ def score_tokens(
 
     `edits` change activations, for example `qkv.inside.zero_ablate("decoder.1.z", heads=[0])`.
     """
-    assert isinstance(network, Decoder)
     encoded = encode_lines(tokenizer, lines)
     losses, correct, edits = [], [], check_edits(network.config, edits)
     with eval_mode(network):

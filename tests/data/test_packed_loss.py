@@ -6,7 +6,7 @@ import torch
 from synthetic_data import OBJECTIVES, parts
 from torch.nn import functional as F
 
-from qkv.blocks import HeadConfig, StackConfig
+from qkv.blocks import HeadConfig, Inputs, StackConfig
 from qkv.data.load.batch import Batch
 from qkv.data.load.loader import Loader
 from qkv.data.objectives import IGNORE_INDEX
@@ -26,17 +26,12 @@ def network(family: str) -> torch.nn.Module:
 
 
 def logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    if batch.source_ids is None:
-        return model(batch.ids, batch.document_ids, batch.positions, max_documents=batch.max_documents)
-    sides = (
-        batch.source_ids,
-        batch.ids,
-        batch.source_document_ids,
-        batch.document_ids,
-        batch.source_positions,
-        batch.positions,
-    )
-    return model(*sides, max_documents=batch.max_documents)
+    limit = {"max_documents": batch.max_documents}
+    source = None
+    if batch.source_ids is not None:
+        layout = {"document_ids": batch.source_document_ids, "positions": batch.source_positions}
+        source = Inputs(batch.source_ids, **layout, **limit)
+    return model(Inputs(batch.ids, document_ids=batch.document_ids, positions=batch.positions, source=source, **limit))
 
 
 def loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -58,8 +53,9 @@ def test_the_loss_of_packed_sequences_is_that_of_separate_examples(name, family)
     with torch.no_grad():
         alone = 0.0
         for part in parts(objective.build(np.arange(objective.num_examples(EpochRng(0))), EpochRng(0))):
-            sides = [torch.tensor([part[side]]) for side in ("source_ids", "ids") if side in part]
-            alone += float(loss(model(*sides), torch.tensor([part["labels"]])))
+            source = Inputs(torch.tensor([part["source_ids"]])) if "source_ids" in part else None
+            inputs = Inputs(torch.tensor([part["ids"]]), source=source)
+            alone += float(loss(model(inputs), torch.tensor([part["labels"]])))
         for layout in ("packed", "padded"):
             loader = Loader(SequenceStream(objective, batch_tokens=900, layout=layout), epochs=1)
             together = sum(float(loss(logits(model, batch), batch.labels)) for batch in loader)

@@ -7,6 +7,7 @@ import torch
 from decode_models import END, START, tiny
 
 import qkv
+from qkv.blocks import Inputs
 from qkv.decode import GenerationOptions, generate, score
 from qkv.decode import runner as run
 from qkv.errors import QkvError, UsageError
@@ -18,7 +19,7 @@ def slow_greedy(network: Network, prompt: list[int], new: int) -> list[int]:
     out: list[int] = []
     for _ in range(new):
         if isinstance(network, Seq2Seq):
-            logits = network(torch.tensor([prompt]), torch.tensor([[START, *out]]))
+            logits = network(Inputs(torch.tensor([[START, *out]]), source=Inputs(torch.tensor([prompt]))))
         else:
             logits = network(torch.tensor([[*prompt, *out]]))
         token = int(logits[0, -1].argmax())
@@ -99,7 +100,7 @@ def test_a_prefix_is_forced(network: Network) -> None:
     prefix = (7, 8)
     result = generate(network, [[3, 4]], GenerationOptions(max_tokens=4, prefix=prefix))[0]
     if isinstance(network, Seq2Seq):
-        logits = network(torch.tensor([[3, 4]]), torch.tensor([[START, *prefix]]))
+        logits = network(Inputs(torch.tensor([[START, *prefix]]), source=Inputs(torch.tensor([[3, 4]]))))
     else:
         logits = network(torch.tensor([[3, 4, *prefix]]))
     assert result.ids[:1] == [int(logits[0, -1].argmax())] or result.finish_reason == "end"

@@ -5,7 +5,7 @@ import torch
 from decode_models import END, START
 from decode_models import tiny as transformer
 
-from qkv.blocks import HeadConfig, StackConfig
+from qkv.blocks import HeadConfig, Inputs, StackConfig
 from qkv.decode import Engine, GenerationOptions, generate, quantize, score
 from qkv.decode import runner as run
 from qkv.decode.backend import BACKENDS, REFERENCE, choose_backend
@@ -45,7 +45,7 @@ def slow_greedy(network: Network, prompt: list[int], num_tokens: int) -> list[in
     out: list[int] = []
     for _ in range(num_tokens):
         if isinstance(network, Seq2Seq):
-            logits = network(torch.tensor([prompt]), torch.tensor([[START, *out]]))
+            logits = network(Inputs(torch.tensor([[START, *out]]), source=Inputs(torch.tensor([prompt]))))
         else:
             logits = network(torch.tensor([[*prompt, *out]]))
         token = int(logits[0, -1].argmax())

@@ -12,7 +12,7 @@ from small_networks import FAMILIES, IDS, SOURCE_IDS, make_example, make_network
 from torch import Tensor
 
 from qkv.api import Model
-from qkv.blocks import Tap, make_layout
+from qkv.blocks import Inputs, Tap, make_layout
 from qkv.decode import GenerationOptions, generate
 from qkv.decode.backend import CPU, REFERENCE, choose_backend
 from qkv.decode.engine.engine import Engine
@@ -32,7 +32,7 @@ from qkv.inside import (
     trace_many,
     zero_ablate,
 )
-from qkv.inside.forward import make_inputs, run
+from qkv.inside.forward import make_inputs
 from qkv.inside.sites import PER_HEAD_SITES
 from qkv.models import Network
 
@@ -195,7 +195,7 @@ def test_padding_does_not_shift_positions() -> None:
     edits = [change("decoder.0.resid_pre", lambda x: x + 1, positions=[1])]
     ids, mask = torch.tensor([[0, 0, *IDS[:5]], IDS]), torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])
     with torch.no_grad():
-        together = network(ids, mask, tap=EditTap(edits))
+        together = network(Inputs(ids, document_ids=mask), tap=EditTap(edits))
         alone = network(torch.tensor([IDS[:5]]), tap=EditTap(edits))
     assert torch.allclose(together[0, 2:], alone[0], atol=1e-12)
 
@@ -209,9 +209,9 @@ def test_several_targets_of_one_source_are_edited_like_each_alone() -> None:
         torch.tensor([[0, 1, 2, 3], [0, 4, 5, 6], [0, 7, 8, 9], [0, 3, 2, 1]]),
     )
     with torch.no_grad():
-        together = network.decode(targets, network.encode(source), tap=EditTap(edits))
+        together = network(targets, memory=network.encode(source), tap=EditTap(edits))
         for i in range(4):
-            alone = network(source[i // 2 : i // 2 + 1], targets[i : i + 1], tap=EditTap(edits))
+            alone = network(Inputs(targets[i : i + 1], source=Inputs(source[i // 2 : i // 2 + 1])), tap=EditTap(edits))
             assert torch.allclose(together[i], alone[0], atol=1e-12)
 
 
@@ -224,7 +224,7 @@ def greedy_without_cache(network: Network, prompt: list[int], edits: Sequence[Ed
     for _ in range(length):
         example: Any = (prompt, [0, *tokens]) if network.config.family == "seq2seq" else [*prompt, *tokens]
         with torch.no_grad():
-            logits = run(network, make_inputs(network, [example]), EditTap(edits))
+            logits = network(make_inputs(network, [example]), tap=EditTap(edits))
         tokens.append(int(logits[0, -1].argmax()))
     return tokens
 
@@ -300,7 +300,7 @@ def test_beam_search_with_edits_scores_like_forward_passes(family: str) -> None:
         result = generate(network, [prompt], options)[0]
         example: Any = (prompt, [0, *result.ids]) if family == "seq2seq" else [*prompt, *result.ids]
         with torch.no_grad():
-            logits = run(network, make_inputs(network, [example]), EditTap(edits))[0].log_softmax(-1)
+            logits = network(make_inputs(network, [example]), tap=EditTap(edits))[0].log_softmax(-1)
         scores = logits[-1 - len(result.ids) : -1].gather(1, torch.tensor(result.ids)[:, None])
         assert result.score == pytest.approx(float(scores.sum()), abs=1e-6), name
 
@@ -372,9 +372,12 @@ def test_patterns_of_other_lengths_and_of_padded_batches_are_refused() -> None:
     donor = record(network)
     mask = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
     with pytest.raises(UsageError, match="one by one"):
-        network(torch.tensor([IDS, IDS]), mask, tap=EditTap([patch("encoder.0.pattern", donor)]))
+        network(Inputs(torch.tensor([IDS, IDS]), document_ids=mask), tap=EditTap([patch("encoder.0.pattern", donor)]))
     with pytest.raises(UsageError, match="5 to 7 tokens"):
-        network(torch.tensor([IDS, IDS]), mask, tap=EditTap([zero_ablate("encoder.0.z", positions=[-1])]))
+        network(
+            Inputs(torch.tensor([IDS, IDS]), document_ids=mask),
+            tap=EditTap([zero_ablate("encoder.0.z", positions=[-1])]),
+        )
 
 
 def test_a_forward_pass_of_selected_positions_is_refused() -> None:

@@ -12,7 +12,6 @@ from qkv.errors import UsageError
 from qkv.inside.forward import encode_examples
 from qkv.inside.neurons import (
     direction_logits,
-    output_stack,
     top_examples,
     vocabulary_effect,
 )
@@ -88,7 +87,7 @@ def test_the_effect_of_a_neuron_is_the_derivative_of_the_logits(family: str, nor
     """At a residual stream that is orthogonal to the direction, the norm only divides by the standard deviation."""
     affine = "gain_bias" if norm == "layernorm" else "gain"
     network = make_network(family, dtype=torch.float32, norm=norm, norm_affine=affine)
-    stack = output_stack(network)
+    stack = network.output_stack
     direction = stack.blocks[1].ffn.down.weight[:, 5].detach()
     centred = direction - direction.mean() if norm == "layernorm" else direction
     x = torch.randn(16, generator=torch.Generator().manual_seed(0))

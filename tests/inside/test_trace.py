@@ -13,7 +13,7 @@ from qkv.api import Model, new
 from qkv.blocks import HeadConfig, Tap
 from qkv.errors import QkvError, UsageError
 from qkv.inside import Trace, list_sites, read_traces, trace, trace_many, write_traces, zero_ablate
-from qkv.inside.forward import make_inputs, run
+from qkv.inside.forward import make_inputs
 from qkv.inside.tuned_lens import TunedLens
 from qkv.models import Network
 from qkv.text import Tokenizer
@@ -28,7 +28,7 @@ def trace_example(network: Network, **options: Any) -> Trace:
 def reference(network: Network, sites: list[str]) -> tuple[Tap, Tensor]:
     tap = Tap(record=sites)
     with torch.no_grad():
-        return tap, run(network, make_inputs(network, [make_example(network.config.family)]), tap)
+        return tap, network(make_inputs(network, [make_example(network.config.family)]), tap=tap)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

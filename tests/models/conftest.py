@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qkv.blocks import HeadConfig, StackConfig, Tap
+from qkv.blocks import HeadConfig, Inputs, StackConfig, Tap
 from qkv.models import Config, Decoder, Encoder, Network, Seq2Seq, build
 
 VOCAB = 40
@@ -71,10 +71,10 @@ def run_network(
     """The vectors that the head reads, of any family; `source` is for a seq2seq."""
     if isinstance(network, Seq2Seq):
         assert source is not None
-        memory = network.encode(source, source_segment, tap=tap)
-        return network.hidden(ids, memory, segment, tap=tap)[0]
+        memory = network.encode(Inputs(source, document_ids=source_segment), tap=tap)
+        return network.hidden(Inputs(ids, document_ids=segment), memory=memory, tap=tap)[0]
     assert isinstance(network, Encoder | Decoder)
-    return network.hidden(ids, segment, tap=tap)[0]
+    return network.hidden(Inputs(ids, document_ids=segment), tap=tap)[0]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from qkv.blocks import HeadConfig
+from qkv.blocks import HeadConfig, Inputs
 from qkv.errors import UsageError
 from qkv.models import Config, Decoder, Encoder, Seq2Seq, build
 
@@ -80,16 +80,18 @@ def test_types_and_texts_reach_an_encoder(config: Make) -> None:
     network = build(config("encoder", HeadConfig(kind="classify", outputs=3), token_types=2, init_std=0.3)).eval()
     ids = torch.arange(6)[None]
     segment = torch.tensor([[1, 1, 1, 2, 2, 0]])
-    assert network(ids, segment, max_documents=2).shape == (1, 2, 3)
+    assert network(Inputs(ids, document_ids=segment, max_documents=2)).shape == (1, 2, 3)
     types = torch.tensor([[0, 1, 1, 0, 0, 0]])
-    assert not torch.equal(network(ids, segment, token_type_ids=types), network(ids, segment))
+    assert not torch.equal(
+        network(Inputs(ids, document_ids=segment, token_type_ids=types)), network(Inputs(ids, document_ids=segment))
+    )
 
 
 def test_types_reach_the_encoder_of_a_seq2seq(config: Make) -> None:
     torch.manual_seed(0)
     network = build(config("seq2seq", token_types=2, init_std=0.3)).eval()
     ids = torch.arange(6)[None]
-    plain, typed = (network.encode(ids, token_type_ids=types).vectors for types in (None, torch.ones_like(ids)))
+    plain, typed = (network.encode(Inputs(ids, token_type_ids=types)).vectors for types in (None, torch.ones_like(ids)))
     assert not torch.equal(plain, typed)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention
 
+from qkv.blocks import Inputs
 from qkv.blocks.mask import Mask
 from qkv.decode.cache_edits import crop_cache, reorder_cache
 from qkv.errors import UsageError
@@ -31,10 +32,9 @@ def close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, atol=1e-11, rtol=1e-11)
 
 
-def in_steps(network: Any, ids: Tensor, steps: list[int], cache: Any, *memory: Any) -> Tensor:
+def in_steps(network: Any, ids: Tensor, steps: list[int], cache: Any, memory: Any = None) -> Tensor:
     """The logits of a text that is given bit by bit."""
-    call = network.decode if memory else network
-    return torch.cat([call(part, *memory, cache=cache) for part in ids.split(steps, dim=1)], dim=1)
+    return torch.cat([network(part, memory=memory, cache=cache) for part in ids.split(steps, dim=1)], dim=1)
 
 
 @pytest.mark.parametrize("steps", [[1] * 8, [3, 3, 2], [5, 1, 1, 1], [4, 3, 1], [8]], ids=str)
@@ -67,8 +67,8 @@ def test_a_wrongly_aligned_mask_would_be_noticed(network: Make, ids: Make, monke
 def test_a_seq2seq_with_caches_is_the_full_forward(network: Make, ids: Make, position: str) -> None:
     small, source, target = network("seq2seq", position=position), ids(2, 5, seed=1), ids(2, 6)
     segment = torch.tensor([[1, 1, 1, 1, 1], [0, 1, 1, 0, 0]])
-    full = small(source, target, segment)
-    memory = small.build_cross_cache(small.encode(source, segment))
+    full = small(Inputs(target, source=Inputs(source, document_ids=segment)))
+    memory = small.build_cross_cache(small.encode(Inputs(source, document_ids=segment)))
     assert close(in_steps(small, target, [2, 1, 3], small.new_cache(2, 6), memory), full)
 
 
@@ -100,7 +100,7 @@ def test_prompts_of_unequal_length_decode_in_one_batch_as_alone(network: Make, p
         where = slice(5 - len(prompt), 5) if side == "left" else slice(0, len(prompt))
         batch[row, where], segment[row, where] = torch.tensor(prompt), 1
     cache = small.new_cache(3, 8)
-    first = small(batch, segment, cache=cache)
+    first = small(Inputs(batch, document_ids=segment), cache=cache)
     then = in_steps(small, NEXT, [1, 1], cache)
     for row, prompt in enumerate(PROMPTS):
         alone = small(torch.cat([torch.tensor(prompt), NEXT[row]])[None])[0]
@@ -113,7 +113,7 @@ def test_the_fast_path_of_rows_that_are_alike_is_the_masked_path(network: Make, 
     fast, masked = small.new_cache(2, 8), small.new_cache(2, 8)
     for part in text.split([3, 1, 3], dim=1):
         a = small(part, cache=fast)
-        b = small(part, torch.ones_like(part), cache=masked)
+        b = small(Inputs(part, document_ids=torch.ones_like(part)), cache=masked)
         assert close(a, b)
     assert fast.no_padding
     assert not masked.no_padding

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
+from qkv.blocks import Inputs
+
 Make = Callable[..., Any]
 FAMILIES = ["encoder", "decoder", "seq2seq"]
 POSITIONS = ["sinusoidal", "sinusoidal_split", "learned", "rotary", "alibi", "t5", "none"]
@@ -29,8 +31,8 @@ def call(network: Any, family: str, ids: Make, seed: int) -> Tensor:
     """One forward pass over packed and padded rows."""
     one, other = ids(2, 6, seed=seed), ids(2, 6, seed=seed + 1)
     if family == "seq2seq":
-        return network(one, other, SEGMENT, SEGMENT)
-    return network(one, SEGMENT)
+        return network(Inputs(other, document_ids=SEGMENT, source=Inputs(one, document_ids=SEGMENT)))
+    return network(Inputs(one, document_ids=SEGMENT))
 
 
 @pytest.mark.parametrize(

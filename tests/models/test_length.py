@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from qkv.blocks import Inputs
 from qkv.errors import UsageError
 
 Make = Callable[..., Any]
@@ -22,7 +23,7 @@ def test_learned_positions_refuse_a_text_beyond_their_end(network: Make, run: Ma
 def test_a_source_beyond_the_end_is_refused_too(network: Make, ids: Make) -> None:
     small = network("seq2seq", position="learned", max_positions=8)
     with pytest.raises(UsageError, match="9 tokens are more than the 8 positions"):
-        small(ids(1, 9), ids(1, 2))
+        small(Inputs(ids(1, 2), source=Inputs(ids(1, 9))))
 
 
 def test_an_offset_does_not_shorten_what_fits(network: Make, ids: Make) -> None:
@@ -42,13 +43,13 @@ def test_positions_of_the_callers_own_are_taken_at_their_word(network: Make, ids
     small = network("decoder", position="learned", max_positions=8)
     segment = torch.tensor([[1] * 6 + [2] * 6])
     where = torch.cat([torch.arange(6), torch.arange(6)])[None]
-    assert small(ids(1, 12), segment, where).shape == (1, 12, 40)
+    assert small(Inputs(ids(1, 12), document_ids=segment, positions=where)).shape == (1, 12, 40)
 
 
 def test_a_row_may_be_longer_than_its_texts(network: Make, ids: Make) -> None:
     """Packed texts start again, and padding needs no position; one text that is too long is still refused."""
     small = network("encoder", position="learned", max_positions=8)
     for segment in ([1] * 6 + [2] * 6, [0] * 9 + [1] * 3, [1] * 3 + [0] * 9):
-        assert small(ids(1, 12), torch.tensor([segment])).shape[:2] == (1, 12)
+        assert small(Inputs(ids(1, 12), document_ids=torch.tensor([segment]))).shape[:2] == (1, 12)
     with pytest.raises(UsageError, match="9 tokens are more than the 8 positions"):
-        small(ids(1, 12), torch.tensor([[1] * 9 + [2] * 3]))
+        small(Inputs(ids(1, 12), document_ids=torch.tensor([[1] * 9 + [2] * 3])))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from qkv.blocks import HeadConfig
+from qkv.blocks import HeadConfig, Inputs
 
 FAMILIES = ["encoder", "decoder", "seq2seq"]
 KERNELS = ["eager", "sdpa"]
@@ -18,8 +18,8 @@ def logits(small: Any, ids: Make) -> torch.Tensor:
     one, other = ids(2, 5), ids(2, 5, seed=1)
     with torch.no_grad():
         if hasattr(small, "target_embedding"):
-            return small(one, other, SEGMENT, SEGMENT)
-        return small(one, SEGMENT)
+            return small(Inputs(other, document_ids=SEGMENT, source=Inputs(one, document_ids=SEGMENT)))
+        return small(Inputs(one, document_ids=SEGMENT))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from qkv.blocks import Inputs
 from qkv.blocks import position as module
 from qkv.blocks.position import Rotary
 
@@ -28,7 +29,7 @@ def error(network: Make, ids: Make, at: int, **choices: Any) -> float:
     text = ids(4, 12)
     where = at + torch.arange(12)[None]
     with torch.no_grad():
-        a, b = (net.hidden(text, positions=where)[0].double() for net in (low, high))
+        a, b = (net.hidden(Inputs(text, positions=where))[0].double() for net in (low, high))
     return float((a - b).norm() / b.norm())
 
 

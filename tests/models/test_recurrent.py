@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from qkv.blocks import Inputs
 from qkv.decode.cache_edits import reorder_cache, select_sources
 from qkv.models import Config
 
@@ -32,10 +33,9 @@ def close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, atol=1e-11, rtol=1e-11)
 
 
-def in_steps(network: Any, ids: Tensor, steps: list[int], cache: Any, *memory: Any) -> Tensor:
+def in_steps(network: Any, ids: Tensor, steps: list[int], cache: Any, memory: Any = None) -> Tensor:
     """The logits of a text that is given in parts."""
-    call = network.decode if memory else network
-    return torch.cat([call(part, *memory, cache=cache) for part in ids.split(steps, dim=1)], dim=1)
+    return torch.cat([network(part, memory=memory, cache=cache) for part in ids.split(steps, dim=1)], dim=1)
 
 
 @pytest.mark.parametrize("steps", [[1] * 8, [5, 1, 2], [8]], ids=str)
@@ -51,10 +51,10 @@ def test_a_seq2seq_with_caches_is_the_full_forward(recurrent: Make, ids: Make, k
     small = recurrent("seq2seq", kind, recurrent_attention=attention)
     source, target = ids(2, 5, seed=1), ids(2, 6)
     document_ids = torch.tensor([[1, 1, 1, 1, 1], [0, 1, 1, 0, 0]])
-    full = small(source, target, document_ids)
-    memory = small.build_cross_cache(small.encode(source, document_ids))
+    full = small(Inputs(target, source=Inputs(source, document_ids=document_ids)))
+    memory = small.build_cross_cache(small.encode(Inputs(source, document_ids=document_ids)))
     assert close(in_steps(small, target, [2, 1, 3], small.new_cache(2, 6), memory), full)
-    other = small(source.roll(1, 1), target, document_ids)
+    other = small(Inputs(target, source=Inputs(source.roll(1, 1), document_ids=document_ids)))
     assert not torch.allclose(other, full, atol=1e-3), "the source matters"
 
 
@@ -69,16 +69,16 @@ def test_prompts_of_unequal_length_decode_in_one_batch_as_alone(
     for row, prompt in enumerate(PROMPTS):
         where = slice(5 - len(prompt), 5) if side == "left" else slice(0, len(prompt))
         batch[row, where], document_ids[row, where] = torch.tensor(prompt), 1
-    memory = [small.build_cross_cache(small.encode(source))] if family == "seq2seq" else []
-    call = small.decode if memory else small
+    memory = small.build_cross_cache(small.encode(source)) if family == "seq2seq" else None
     cache = small.new_cache(3, 8)
     chunks = zip(batch.split(2, dim=1), document_ids.split(2, dim=1), strict=True)
-    first = torch.cat([call(part, *memory, one, cache=cache) for part, one in chunks], dim=1)
+    parts = [Inputs(part, document_ids=one) for part, one in chunks]
+    first = torch.cat([small(part, memory=memory, cache=cache) for part in parts], dim=1)
     assert cache.next_positions(NEXT, None).tolist() == [[5, 6], [2, 3], [1, 2]]
-    then = in_steps(small, NEXT, [1, 1], cache, *memory)
+    then = in_steps(small, NEXT, [1, 1], cache, memory)
     for row, prompt in enumerate(PROMPTS):
         text = torch.cat([torch.tensor(prompt), NEXT[row]])[None]
-        alone = (small(source[row : row + 1], text) if memory else small(text))[0]
+        alone = (small(Inputs(text, source=Inputs(source[row : row + 1]))) if memory else small(text))[0]
         assert close(first[row][document_ids[row] != 0], alone[: len(prompt)])
         assert close(then[row], alone[len(prompt) :])
 
@@ -99,20 +99,20 @@ def test_beams_share_the_source_that_they_belong_to(recurrent: Make, ids: Make, 
     source, target = ids(2, 4, seed=1), ids(6, 3)  # three beams for each of two sources
     memory = small.build_cross_cache(small.encode(source))
     found = in_steps(small, target, [1, 2], small.new_cache(6, 3), memory)
-    assert close(found, small(source.repeat_interleave(3, 0), target))
+    assert close(found, small(Inputs(target, source=Inputs(source.repeat_interleave(3, 0)))))
     cache = small.new_cache(6, 3)
-    small.decode(target[:, :1], memory, cache=cache)
+    small(target[:, :1], memory=memory, cache=cache)
     kept = torch.tensor([4, 3, 5])  # the first prompt has ended
     reorder_cache(cache, kept)
     memory = select_sources(memory, torch.tensor([1]))
-    assert close(small.decode(target[kept, 1:], memory, cache=cache), found[kept, 1:])
+    assert close(small(target[kept, 1:], memory=memory, cache=cache), found[kept, 1:])
 
 
 def test_a_cached_sequence_is_one_document(recurrent: Make, ids: Make) -> None:
     small = recurrent("decoder")
     cache = small.new_cache(1, 4)
     with pytest.raises(ValueError, match="must be one document"):
-        small(ids(1, 4), torch.tensor([[1, 1, 2, 2]]), cache=cache)
+        small(Inputs(ids(1, 4), document_ids=torch.tensor([[1, 1, 2, 2]])), cache=cache)
     assert cache.lengths.tolist() == [0]
 
 

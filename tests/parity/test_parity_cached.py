@@ -9,6 +9,8 @@ import torch
 from reference_models import FLOAT64, Pair, apart, cases, padded, pair
 from torch import Tensor
 
+from qkv.blocks import Inputs
+
 DECODERS = cases(kinds=("lm", "none"), families=("decoder",))
 SEQ2SEQ = cases(kinds=("lm", "none"), families=("seq2seq",))
 NEW = 3
@@ -41,7 +43,7 @@ def test_an_encoder_and_decoder_in_chunks(case, size):
     text, truth = two.texts[1], two.truth[1]
     memory = network.build_cross_cache(network.encode(text.source[None]))
     cache = network.new_cache(1, 2)
-    said = [network.decode(chunk, memory, cache=cache) for chunk in chunks(text.ids[None], size)]
+    said = [network(chunk, memory=memory, cache=cache) for chunk in chunks(text.ids[None], size)]
     assert apart(torch.cat(said, dim=1)[0], truth) < FLOAT64
 
 
@@ -65,7 +67,7 @@ def test_prompts_of_unequal_length(case, side):
     network = two.ours().network
     prompts, mask, new = ragged(two, side)
     cache = network.new_cache(len(prompts), 16)
-    first = network(prompts, mask, cache=cache)
+    first = network(Inputs(prompts, document_ids=mask), cache=cache)
     check_ragged(two, first, mask, [network(step, cache=cache) for step in chunks(new, 1)])
 
 
@@ -76,11 +78,11 @@ def test_sources_and_targets_of_unequal_length(case, side):
     two = pair(case)
     network = two.ours().network
     source, source_mask = padded([text.source for text in two.texts], two.pad, side)
-    memory = network.build_cross_cache(network.encode(source, source_mask))
+    memory = network.build_cross_cache(network.encode(Inputs(source, document_ids=source_mask)))
     prompts, mask, new = ragged(two, side)
     cache = network.new_cache(len(prompts), 16)
-    first = network.decode(prompts, memory, mask, cache=cache)
-    check_ragged(two, first, mask, [network.decode(step, memory, cache=cache) for step in chunks(new, 1)])
+    first = network(Inputs(prompts, document_ids=mask), memory=memory, cache=cache)
+    check_ragged(two, first, mask, [network(step, memory=memory, cache=cache) for step in chunks(new, 1)])
 
 
 @pytest.mark.parametrize("case", cases(kinds=("lm",), families=("seq2seq",)))
@@ -92,10 +94,10 @@ def test_beams_share_their_source(case):
     length = 4
     targets = [text.ids[:length] for text in (two.texts[0], two.texts[1])]
     source, mask = padded([two.texts[0].source, two.texts[2].source], two.pad, "right")
-    memory = network.build_cross_cache(network.encode(source, mask))
+    memory = network.build_cross_cache(network.encode(Inputs(source, document_ids=mask)))
     cache = network.new_cache(4, length)
     beams = torch.stack(targets * 2)  # source 0: targets 0, 1; source 2: targets 0, 1
-    said = torch.cat([network.decode(step, memory, cache=cache) for step in chunks(beams, 1)], dim=1)
+    said = torch.cat([network(step, memory=memory, cache=cache) for step in chunks(beams, 1)], dim=1)
     for row, (text, target) in enumerate([(0, 0), (0, 1), (2, 0), (2, 1)]):
         theirs = two.ask(input_ids=two.texts[text].source[None], decoder_input_ids=targets[target][None])
         assert apart(said[row], theirs[0]) < FLOAT64

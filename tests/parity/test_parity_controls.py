@@ -11,6 +11,7 @@ import pytest
 import torch
 from reference_models import FLOAT64, apart, exact, in_float64, pair
 
+from qkv.blocks import Inputs
 from qkv.models import build
 
 STACK_MISTAKES = [
@@ -58,8 +59,9 @@ def answer(two, config):
     text = two.texts[0]
     with torch.no_grad():
         if text.source is not None:
-            return network(text.source[None], text.ids[None])[0]
-        return network(text.ids[None], **({} if text.types is None else {"token_type_ids": text.types[None]}))[0]
+            return network(Inputs(text.ids[None], source=Inputs(text.source[None])))[0]
+        types = None if text.types is None else text.types[None]
+        return network(Inputs(text.ids[None], token_type_ids=types))[0]
 
 
 def changes(case, **fields):

@@ -10,6 +10,7 @@ import torch
 from reference_models import FLOAT32, FLOAT64, Pair, apart, cases, lookup, padded, pair
 from torch import Tensor
 
+from qkv.blocks import Inputs
 from qkv.blocks.head import POOLED_KINDS
 from qkv.models.tables import ARCHITECTURES
 
@@ -40,7 +41,7 @@ def ours_padded(two: Pair, side: str, dtype: torch.dtype) -> tuple[Tensor, Tenso
     if two.seq2seq:
         source, source_mask = padded([text.source for text in two.texts], two.pad, side)
         with torch.no_grad():
-            said = model.network(source, ids, source_mask, mask)
+            said = model.network(Inputs(ids, document_ids=mask, source=Inputs(source, document_ids=source_mask)))
         theirs = {
             "input_ids": source,
             "attention_mask": source_mask,
@@ -113,7 +114,7 @@ def test_the_second_head_on_whole_texts(case):
     for text in two.texts:
         with torch.no_grad():
             said = two.theirs(input_ids=text.ids[None], token_type_ids=text.types[None])
-            ours = network.head.sentence(*network.hidden(text.ids[None], token_type_ids=text.types[None]))
+            ours = network.head.sentence(*network.hidden(Inputs(text.ids[None], token_type_ids=text.types[None])))
         theirs = said.get("seq_relationship_logits", said.get("sop_logits"))
         assert apart(ours, theirs) < FLOAT32
 

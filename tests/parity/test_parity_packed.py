@@ -10,6 +10,8 @@ from reference_models import FLOAT64, Pair, apart, cases, packed, pair
 from torch import Tensor
 from torch.nn import functional as F
 
+from qkv.blocks import Inputs
+
 ROWS = [[0, 1], [2]]
 """Which texts lie in which row: the second row has one text and more padding."""
 
@@ -40,11 +42,22 @@ def test_texts_in_one_row_say_what_they_say_alone(case):
     ids, segment = lay([text.ids for text in two.texts], two.pad)
     if two.seq2seq:
         source, source_segment = lay([text.source for text in two.texts], two.pad)
-        said = network(source, ids, source_segment, segment, max_documents=2)
+        said = network(
+            Inputs(
+                ids,
+                document_ids=segment,
+                source=Inputs(source, document_ids=source_segment, max_documents=2),
+                max_documents=2,
+            )
+        )
     elif two.texts[0].types is not None:
-        said = network(ids, segment, token_type_ids=lay([text.types for text in two.texts], 0)[0], max_documents=2)
+        said = network(
+            Inputs(
+                ids, document_ids=segment, token_type_ids=lay([text.types for text in two.texts], 0)[0], max_documents=2
+            )
+        )
     else:
-        said = network(ids, segment, max_documents=2)
+        said = network(Inputs(ids, document_ids=segment, max_documents=2))
     for ours, theirs in zip(answers(two, said, segment), two.truth, strict=True):
         assert apart(ours, theirs) < FLOAT64
 
@@ -59,7 +72,7 @@ def test_one_segment_number_for_two_texts_mixes_them(case):
     one = (segment != 0).long()
     if two.seq2seq:
         source, source_segment = lay([text.source for text in two.texts], two.pad)
-        said = network(source, ids, (source_segment != 0).long(), one)
+        said = network(Inputs(ids, document_ids=one, source=Inputs(source, document_ids=(source_segment != 0).long())))
     else:
-        said = network(ids, one)
+        said = network(Inputs(ids, document_ids=one))
     assert apart(answers(two, said, segment)[1], two.truth[1]) > 1e-3

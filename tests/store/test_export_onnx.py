@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import qkv
+from qkv.blocks import Inputs
 from qkv.errors import QkvError
 from qkv.models import Decoder, Encoder, Seq2Seq
 from qkv.store.export_onnx import write_onnx
@@ -79,7 +80,7 @@ def test_an_encoder_gives_the_same_output(
     ids = ids_of(*mask.shape)
     types = ids % 2
     (theirs,) = session.run(["logits"], {"ids": ids.numpy(), "mask": mask.numpy(), "token_type_ids": types.numpy()})
-    check_near(theirs, network(ids, mask, token_type_ids=types))
+    check_near(theirs, network(Inputs(ids, document_ids=mask, token_type_ids=types)))
 
 
 def test_the_mask_has_an_effect(encoder: tuple[Encoder, Session, Path]) -> None:
@@ -130,7 +131,7 @@ def test_a_decoder_gives_the_same_logits_for_whole_texts(
     ids = ids_of(*mask.shape)
     feed = {"ids": ids.numpy(), "mask": mask.numpy(), "past": nothing_yet(network, len(ids))}
     theirs, past = session.run(["logits", "present"], feed)
-    check_near(theirs, network(ids, mask), mask.bool())
+    check_near(theirs, network(Inputs(ids, document_ids=mask)), mask.bool())
     assert past.shape[4] == ids.shape[1]
 
 
@@ -144,7 +145,7 @@ def test_a_decoder_gives_the_same_logits_step_by_step(decoder: tuple[Decoder, Se
         feed = {"ids": ids[:, start:end].numpy(), "mask": mask[:, :end].numpy(), "past": past}
         logits, past = session.run(None, feed)
         chunks.append(logits)
-    check_near(np.concatenate(chunks, 1), network(ids, mask), mask.bool())
+    check_near(np.concatenate(chunks, 1), network(Inputs(ids, document_ids=mask)), mask.bool())
 
 
 # ── Encoder and decoder ──────────────────────────────────────────────────────────────────────────────────────────
@@ -177,7 +178,7 @@ def test_an_encoder_decoder_gives_the_same_logits(
         feed = {"target": target[:, start:end].numpy(), "mask": mask.numpy(), "memory": memory, "past": past}
         logits, past = writes.run(None, feed)
         chunks.append(logits)
-    check_near(np.concatenate(chunks, 1), network(source, target, mask))
+    check_near(np.concatenate(chunks, 1), network(Inputs(target, source=Inputs(source, document_ids=mask))))
 
 
 # ── Refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional as F
 
 import qkv
+from qkv.blocks import Inputs
 from qkv.data import (
     IGNORE_INDEX,
     EncodePair,
@@ -69,13 +70,18 @@ def test_a_small_translator_learns_to_spell_in_capitals_from_packed_rows() -> No
     for _ in range(STEPS):
         batch = next(loader)
         logits = network(
-            batch.source_ids,
-            batch.ids,
-            batch.source_document_ids,
-            batch.document_ids,
-            batch.source_positions,
-            batch.positions,
-            max_documents=batch.max_documents,
+            Inputs(
+                batch.ids,
+                document_ids=batch.document_ids,
+                positions=batch.positions,
+                source=Inputs(
+                    batch.source_ids,
+                    document_ids=batch.source_document_ids,
+                    positions=batch.source_positions,
+                    max_documents=batch.max_documents,
+                ),
+                max_documents=batch.max_documents,
+            )
         )
         loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORE_INDEX)
         optimizer.zero_grad()

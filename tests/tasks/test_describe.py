@@ -11,6 +11,7 @@ from prepare_samples import KINDS, sample_files, sample_recipe
 from rich.console import Console
 from torch.autograd.graph import saved_tensors_hooks
 
+from qkv.blocks import Inputs
 from qkv.data import Loader
 from qkv.models import build
 from qkv.render.dry_run import print_dry_run
@@ -142,7 +143,7 @@ def test_activations_are_near_what_the_backward_pass_keeps(
         return tensor
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        logits = network(ids, ids) if kind == "seq2seq" else network(ids)
+        logits = network(Inputs(ids, source=Inputs(ids))) if kind == "seq2seq" else network(ids)
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
     measured = sum(tensor.untyped_storage().nbytes() for tensor in held.values())
     rows = (64, 64) if kind == "seq2seq" else (64,)

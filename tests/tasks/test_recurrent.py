@@ -10,6 +10,7 @@ from prepare_samples import sample_files, sample_recipe
 
 import qkv
 from qkv import cli
+from qkv.blocks import Inputs
 from qkv.errors import QkvError, UsageError
 from qkv.inside import logit_attribution, logit_lens, rollout, vocabulary_effect, zero_ablate
 from qkv.tasks.run.complete import Completer
@@ -55,7 +56,7 @@ def test_the_saved_weights_are_the_trained_ones(runs: dict[str, Path], tmp_path:
     model.save(tmp_path / "copy")
     again = qkv.load(tmp_path / "copy")
     ids = torch.tensor([[5, 6, 7]])
-    assert torch.equal(model.network(ids, ids), again.network(ids, ids))
+    assert torch.equal(model.network(Inputs(ids, source=Inputs(ids))), again.network(Inputs(ids, source=Inputs(ids))))
 
 
 def test_a_text_is_completed_while_it_is_typed(runs: dict[str, Path]) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from qkv.blocks import HeadConfig, StackConfig, Tap
+from qkv.blocks import HeadConfig, Inputs, StackConfig, Tap
 from qkv.errors import UsageError
 from qkv.models import Config, build
 from qkv.train.adapt import LoraLinear, add_lora, freeze, merge_lora
@@ -24,7 +24,7 @@ def network(family: str = "decoder", tied: bool = True, dtype: torch.dtype = tor
 
 def answer(net: nn.Module, family: str) -> torch.Tensor:
     ids = torch.arange(12).view(2, 6)
-    return net(ids, ids + 3) if family == "seq2seq" else net(ids)
+    return net(Inputs(ids + 3, source=Inputs(ids))) if family == "seq2seq" else net(ids)
 
 
 def learn(net: nn.Module, family: str = "decoder", steps: int = 3) -> None:

@@ -1,12 +1,13 @@
 """The parts of a Transformer. Read them in this order:
 
-config        the fields that describe a stack    embedding    ids → vectors
-position      position encodings                  mask         which tokens attend to which
-attention     softmax(QKᵀ/√D) V                   feedforward  the MLP of a block
-norm          LayerNorm, RMSNorm                  block        attention and MLP, residual sums
-stack         blocks in sequence                  head         hidden states → outputs
-cache         keys and values kept in decoding    tap          recording and changing activations
-init          initial weights                     recurrent    RNN, GRU and LSTM, in place of blocks
+config        the fields that describe a stack    inputs       the input of a network
+embedding     ids → vectors                       position     position encodings
+mask          which tokens attend to which        attention    softmax(QKᵀ/√D) V
+feedforward   the MLP of a block                  norm         LayerNorm, RMSNorm
+block         attention and MLP, residual sums    stack        blocks in sequence
+head          hidden states → outputs             cache        keys and values kept in decoding
+tap           recording and changing activations  init         initial weights
+recurrent     RNN, GRU and LSTM, in place of blocks
 kernels/      fast kernels                        checks/      checks of configs; skip both at first
 
 A config needs no torch. The other names import it when they are first used.
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from qkv.blocks.embedding import Embedding
     from qkv.blocks.head import Head, pool
     from qkv.blocks.init import initialise
+    from qkv.blocks.inputs import Inputs, Payload, as_inputs
     from qkv.blocks.kernels.prepared import KernelHints
     from qkv.blocks.mask import Mask, SequenceLayout, make_layout, positions_in_documents
     from qkv.blocks.recurrent import RecurrentStack
@@ -33,8 +35,10 @@ NEED_TORCH = {
     "Embedding": "qkv.blocks.embedding",
     "EncoderMemory": "qkv.blocks.cache",
     "Head": "qkv.blocks.head",
+    "Inputs": "qkv.blocks.inputs",
     "KernelHints": "qkv.blocks.kernels.prepared",
     "Mask": "qkv.blocks.mask",
+    "Payload": "qkv.blocks.inputs",
     "RecurrentCache": "qkv.blocks.cache",
     "RecurrentStack": "qkv.blocks.recurrent",
     "SITES": "qkv.blocks.tap",
@@ -42,6 +46,7 @@ NEED_TORCH = {
     "SequenceLayout": "qkv.blocks.mask",
     "Stack": "qkv.blocks.stack",
     "Tap": "qkv.blocks.tap",
+    "as_inputs": "qkv.blocks.inputs",
     "initialise": "qkv.blocks.init",
     "make_layout": "qkv.blocks.mask",
     "make_stack": "qkv.blocks.stack",
@@ -57,8 +62,10 @@ __all__ = [
     "EncoderMemory",
     "Head",
     "HeadConfig",
+    "Inputs",
     "KernelHints",
     "Mask",
+    "Payload",
     "RecurrentCache",
     "RecurrentStack",
     "RotaryScaling",
@@ -67,6 +74,7 @@ __all__ = [
     "Stack",
     "StackConfig",
     "Tap",
+    "as_inputs",
     "initialise",
     "make_layout",
     "make_stack",

@@ -36,7 +36,7 @@ from qkv.decode.runner import ModelRunner
 from qkv.decode.selection import NonFiniteLogits
 from qkv.decode.speculative.draft import Draft
 from qkv.decode.speculative.speculate import SpeculativeResult, generate_speculatively
-from qkv.models import Decoder, Seq2Seq
+from qkv.models import Network
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Backend:
     """The options that the backend supports. A call may have no others in effect (`GenerationOptions.in_effect`)."""
     device: str | None = None
     """The device type that the backend runs on. None means any."""
-    supports_network: Callable[[Decoder | Seq2Seq], bool] = lambda network: True
+    supports_network: Callable[[Network], bool] = lambda network: True
     """Returns whether the backend implements a network's config and its present state, such as its kernel."""
     streams: bool = True
     """Whether the backend calls `on_text`. Beam search does so once per text, when the search is done."""
@@ -58,9 +58,7 @@ class Backend:
     requires_beam: bool = False
     """Whether the backend runs only beam search."""
 
-    def supports(
-        self, network: Decoder | Seq2Seq, options: GenerationOptions, *, batch_size: int, streams: bool
-    ) -> bool:
+    def supports(self, network: Network, options: GenerationOptions, *, batch_size: int, streams: bool) -> bool:
         """Return whether this backend can run a call."""
         return (
             self.device in (None, next(network.parameters()).device.type)
@@ -132,7 +130,7 @@ def prepare_batch_on_gpu(call: GenerationCall) -> tuple[ModelRunner, GenerationC
     return runner, call
 
 
-def runner_class(network: Decoder | Seq2Seq, *, compiled: bool = False) -> type[StaticRunner]:
+def runner_class(network: Network, *, compiled: bool = False) -> type[StaticRunner]:
     """Return `BatchedRunner` if its kernels can run the steps, else `StaticRunner`."""
     if compiled or not has_triton() or next(network.parameters()).device.type != "cuda":
         return StaticRunner
@@ -141,7 +139,7 @@ def runner_class(network: Decoder | Seq2Seq, *, compiled: bool = False) -> type[
     return batched_runner.BatchedRunner if batched_runner.is_supported(network) else StaticRunner
 
 
-def greedy_kernels(network: Decoder | Seq2Seq, *, fused: bool, compiled: bool) -> Kernels | None:
+def greedy_kernels(network: Network, *, fused: bool, compiled: bool) -> Kernels | None:
     """Return the kernels for greedy steps: those for one sequence if `fused`, else those for batches, or None."""
     if fused:
         return Kernels(StaticRunner, _fused_step().FusedGreedyStep)
@@ -153,7 +151,7 @@ def greedy_kernels(network: Decoder | Seq2Seq, *, fused: bool, compiled: bool) -
     return Kernels(kind, BatchedGreedyStep)
 
 
-def _supports_fused(network: Decoder | Seq2Seq) -> bool:
+def _supports_fused(network: Network) -> bool:
     return static_runner.is_supported(network) and has_triton() and bool(_fused_step().is_supported(network))
 
 
@@ -193,7 +191,7 @@ ENGINE_BACKENDS = (GPU, CPU, REFERENCE)
 
 
 def choose_backend(
-    network: Decoder | Seq2Seq,
+    network: Network,
     options: GenerationOptions,
     *,
     batch_size: int = 1,

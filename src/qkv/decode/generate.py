@@ -1,22 +1,23 @@
 """`generate` generates text, and `score` scores given texts. The rest of the project calls these two functions."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
 
-from qkv.blocks import Tap
+from qkv.blocks import Inputs, Tap
 from qkv.blocks.kernels.gpu import device_guard
 from qkv.decode.backend import choose_backend
 from qkv.decode.loop import GenerationCall
 from qkv.decode.options import GenerationOptions
 from qkv.decode.result import GenerationResult, TokenLogprob
-from qkv.decode.runner import MAX_PREALLOCATED_TOKENS, check_max_length, decoder_states, left_pad, start_token
+from qkv.decode.runner import MAX_PREALLOCATED_TOKENS, check_max_length, start_token
 from qkv.decode.selection import token_logprobs
 from qkv.decode.sequence import OnText
 from qkv.decode.speculative.draft import Draft, DraftModel, PromptLookup
 from qkv.errors import QkvError, UsageError
-from qkv.models import Decoder, Encoder, Network, Seq2Seq
+from qkv.models import Network
 from qkv.text import Tokenizer
 
 MAX_CACHE_BYTES = 2**31
@@ -39,7 +40,6 @@ def generate(
     prompt look-up decoding, or a `DraftModel` or `PromptLookup` with your own settings.
     """
     options.check(network.config)
-    assert isinstance(network, Decoder | Seq2Seq)
     if options.stop and tokenizer is None:
         raise QkvError(
             f"stop = {options.stop!r}: stop strings need a tokenizer, and this model has none; "
@@ -67,7 +67,7 @@ def generate(
     return results
 
 
-def max_batch_size(network: Decoder | Seq2Seq, prompt_length: int, options: GenerationOptions) -> int:
+def max_batch_size(network: Network, prompt_length: int, options: GenerationOptions) -> int:
     """Return the number of prompts whose KV cache fits into a fixed amount of memory; at least 1."""
     stack, weight = network.config.stack, next(network.parameters())
     num_tokens = prompt_length + min(options.max_tokens, MAX_PREALLOCATED_TOKENS)
@@ -89,7 +89,7 @@ def shift_index(on_text: OnText | None, offset: int) -> OnText | None:
 
 def make_draft(draft: Draft | Network | str | None) -> Draft | None:
     """Convert the `draft` argument of `generate` to a `Draft`."""
-    if isinstance(draft, Encoder | Decoder | Seq2Seq):
+    if isinstance(draft, Network):
         return DraftModel(draft)
     if draft == "lookup":
         return PromptLookup()
@@ -112,20 +112,18 @@ def score(
     `logprobs` is the number of alternative tokens to report for each token. `tap` edits activations in the pass.
     """
     GenerationOptions(max_tokens=1).check(network.config)
-    assert isinstance(network, Decoder | Seq2Seq)
-    device, memory = next(network.parameters()).device, None
-    if isinstance(network, Seq2Seq):
-        inputs = [[start_token(network), *target[:-1]] for target in targets]
-        check_max_length(network, inputs, prompts, 0)
-        source = left_pad(prompts, device)
-        memory = network.encode(source.clamp(min=0), (source >= 0).long(), tap=tap)
+    source = None
+    if network.has_source:
+        texts = [[start_token(network), *target[:-1]] for target in targets]
+        check_max_length(network, texts, prompts, 0)
+        source = Inputs.from_sequences(prompts, side="left", always_document_ids=True, device=network.device)
     else:
-        inputs = [[*prompt, *target[:-1]] for prompt, target in zip(prompts, targets, strict=True)]
-        check_max_length(network, inputs, None, 0)
-    padded = left_pad(inputs, device)
-    x = decoder_states(network, padded.clamp(min=0), (padded >= 0).long(), memory=memory, tap=tap)
+        texts = [[*prompt, *target[:-1]] for prompt, target in zip(prompts, targets, strict=True)]
+        check_max_length(network, texts, None, 0)
+    batch = Inputs.from_sequences(texts, side="left", always_document_ids=True, device=network.device)
+    x, _ = network.hidden(replace(batch, source=source), tap=tap)
     scored = []
     for row, target in enumerate(targets):
         logits = network.head.project(x[row, x.shape[1] - len(target) :])
-        scored.append(token_logprobs(logits, torch.as_tensor(target, device=device), logprobs))
+        scored.append(token_logprobs(logits, torch.as_tensor(target, device=network.device), logprobs))
     return scored

@@ -20,7 +20,7 @@ from qkv.decode.selection import NonFiniteLogits, TokenSelector, unpack_step_out
 from qkv.decode.sequence import GeneratedSequence, OnText
 from qkv.decode.speculative.draft import Draft
 from qkv.errors import QkvError
-from qkv.models import Decoder, Seq2Seq
+from qkv.models import Network
 from qkv.text import Tokenizer
 
 
@@ -28,7 +28,7 @@ from qkv.text import Tokenizer
 class GenerationCall:
     """The checked arguments of one `generate` call."""
 
-    network: Decoder | Seq2Seq
+    network: Network
     prompts: Sequence[Sequence[int]]
     options: GenerationOptions
     tokenizer: Tokenizer | None = None

@@ -13,20 +13,21 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from qkv.blocks import CrossCache, EncoderMemory, SelfCache, Tap
+from qkv.blocks import CrossCache, Inputs, SelfCache, Tap
 from qkv.decode.cache_edits import reorder_cache, select_sources
 from qkv.decode.cpu import encoder as cpu_encoder
 from qkv.decode.cpu.step import CpuStep
 from qkv.decode.options import GenerationOptions
 from qkv.decode.selection import TokenSelector
 from qkv.errors import ContextLengthError, QkvError, UsageError
-from qkv.models import Decoder, Seq2Seq
-from qkv.models.runtime.padding import pad_sequences
+from qkv.models import Network
 
 MAX_PREALLOCATED_TOKENS = 4096
 """The cache starts with room for at most this number of new tokens, and grows when there are more."""
 MAX_PREFILL_TOKENS = {"cpu": 2048, "cuda": 16_384}
 """Longer prompts are read in chunks of this size, so that masks stay small and a run can be interrupted."""
+NO_TOKEN = -1
+"""Stands before the first token of a shorter sequence in the history that filters read. The model never reads it."""
 ALWAYS_ALLOWED_LENGTH = 32_768
 MAX_EXTRAPOLATION = 16
 """A Transformer without a table of positions reads at most 16 times `max_positions`, and at least 32,768, tokens."""
@@ -53,11 +54,14 @@ class TokenRunner(Protocol):
 
 
 class ModelRunner:
-    """Runs a network on one batch. `tokens` (R, T) are the prompts and the generated tokens, left-padded with −1."""
+    """Runs a network on one batch. `tokens` (R, T) are the prompts and the generated tokens, left-padded with −1.
+
+    `prompts` are what `prefill` reads.
+    """
 
     def __init__(
         self,
-        network: Decoder | Seq2Seq,
+        network: Network,
         prompts: Sequence[Sequence[int]],
         *,
         max_new_tokens: int,
@@ -66,7 +70,8 @@ class ModelRunner:
     ) -> None:
         """With `cpu`, `cpu.step` runs the steps and `cpu.encoder` the sources, instead of the network's modules."""
         self.network, self.tap = network, tap
-        self.tokens = left_pad(prompts, next(network.parameters()).device)
+        self.prompts = Inputs.from_sequences(prompts, side="left", device=network.device)
+        self.tokens = token_history(self.prompts)
         num_slots = self.tokens.shape[1] + min(max_new_tokens, MAX_PREALLOCATED_TOKENS)
         self.cache = network.new_cache(len(prompts), num_slots)
         self.cross_cache: CrossCache | None = None
@@ -76,27 +81,24 @@ class ModelRunner:
 
     def encode_sources(self, sources: Sequence[Sequence[int]]) -> None:
         """Run the encoder of an encoder-decoder. Call it once, before `prefill`."""
-        assert isinstance(self.network, Seq2Seq)
         if self._cpu_step is not None:
             self.cross_cache = cpu_encoder.encode_sources(self.network, sources)
         else:
-            ids, document_ids = model_inputs(left_pad(sources, self.tokens.device))
-            self.cross_cache = self.network.build_cross_cache(self.network.encode(ids, document_ids, tap=self.tap))
+            inputs = Inputs.from_sequences(sources, side="left", device=self.tokens.device)
+            self.cross_cache = self.network.build_cross_cache(self.network.encode(inputs, tap=self.tap))
 
     def prefill(self) -> Tensor:
         """Read the prompts and return the logits (R, V) of the next tokens."""
         length = self.tokens.shape[1]
         if length == 1:
             return self._step_logits(self.tokens[:, 0])
-        ids, document_ids = model_inputs(self.tokens)
         start = 0
         if self.tap is None:  # a tap sees the prompt in one pass
-            chunk_length = MAX_PREFILL_TOKENS.get(ids.device.type, MAX_PREFILL_TOKENS["cpu"])
+            chunk_length = MAX_PREFILL_TOKENS.get(self.tokens.device.type, MAX_PREFILL_TOKENS["cpu"])
             while length - start > chunk_length:
-                chunk = slice(start, start + chunk_length)
-                self._forward(ids[:, chunk], None if document_ids is None else document_ids[:, chunk])
-                start = chunk.stop
-        return self._forward(ids[:, start:], None if document_ids is None else document_ids[:, start:])
+                self._forward(self.prompts.columns(start, start + chunk_length))
+                start += chunk_length
+        return self._forward(self.prompts.columns(start, length))
 
     def step(self, token_ids: Tensor) -> Tensor:
         """Append one token to each sequence, `token_ids` (R,), and return the logits (R, V) of the next tokens."""
@@ -138,17 +140,15 @@ class ModelRunner:
     def _step_logits(self, ids: Tensor) -> Tensor:
         if self._cpu_step is not None:
             return promote_to_float32(self._cpu_step(ids, self.cache, self.cross_cache))
-        return self._forward(ids[:, None], None)
+        return self._forward(Inputs(ids[:, None]))
 
-    def _forward(self, ids: Tensor, document_ids: Tensor | None) -> Tensor:
-        logits = self.next_logits(
-            self.network, ids, document_ids, cache=self.cache, cross_cache=self.cross_cache, tap=self.tap
-        )
+    def _forward(self, inputs: Inputs) -> Tensor:
+        logits = self.next_logits(self.network, inputs, cache=self.cache, memory=self.cross_cache, tap=self.tap)
         return promote_to_float32(logits)
 
 
 def make_runner(
-    network: Decoder | Seq2Seq, prompts: Sequence[Sequence[int]], options: GenerationOptions, *, cpu: bool = False
+    network: Network, prompts: Sequence[Sequence[int]], options: GenerationOptions, *, cpu: bool = False
 ) -> ModelRunner:
     """Return a runner that is ready to prefill. Raises an error if a prompt or source is empty or too long."""
     targets, sources = decoder_inputs(network, prompts, options)
@@ -159,10 +159,10 @@ def make_runner(
 
 
 def decoder_inputs(
-    network: Decoder | Seq2Seq, prompts: Sequence[Sequence[int]], options: GenerationOptions
+    network: Network, prompts: Sequence[Sequence[int]], options: GenerationOptions
 ) -> tuple[list[list[int]], Sequence[Sequence[int]] | None]:
     """Return the tokens that the decoder starts from, and the sources of an encoder-decoder. Checks their lengths."""
-    if isinstance(network, Seq2Seq):
+    if network.has_source:
         targets, sources = [[start_token(network), *options.prefix]] * len(prompts), prompts
     else:
         targets, sources = [[*prompt, *options.prefix] for prompt in prompts], None
@@ -170,7 +170,7 @@ def decoder_inputs(
     return targets, sources
 
 
-def start_token(network: Seq2Seq) -> int:
+def start_token(network: Network) -> int:
     """Return the token that the decoder of an encoder-decoder starts from."""
     token = network.config.decoder_start_token_id
     if token is None:
@@ -182,40 +182,20 @@ def start_token(network: Seq2Seq) -> int:
 
 
 def next_logits(
-    network: Decoder | Seq2Seq,
-    ids: Tensor,
-    document_ids: Tensor | None,
-    positions: Tensor | None = None,
+    network: Network,
+    inputs: Inputs,
     *,
     cache: SelfCache,
-    cross_cache: CrossCache | None,
+    memory: CrossCache | None = None,
     tap: Tap | None = None,
 ) -> Tensor:
-    """Return the logits (R, V) of the tokens after ids (R, T). The output layer runs only on the last position."""
-    rows, length = ids.shape
-    if isinstance(network, Seq2Seq) or length == 1 or tap is not None:  # a tap sees all positions of the last block
-        x = decoder_states(network, ids, document_ids, positions, cache=cache, memory=cross_cache, tap=tap)
-    else:
-        last = torch.arange(length - 1, rows * length, length, device=ids.device)
-        x, _ = network.hidden(ids, document_ids, positions, cache=cache, selected=last)
+    """Return the logits (R, V) of the tokens after `inputs` (R, T). The output layer runs on the last position only."""
+    rows, length = inputs.ids.shape
+    last = None
+    if not (network.has_source or length == 1 or tap is not None):  # a tap sees all positions of the last block
+        last = torch.arange(length - 1, rows * length, length, device=inputs.device)
+    x, _ = network.hidden(inputs, cache=cache, memory=memory, tap=tap, selected=last)
     return network.head.project(x if x.dim() == 2 else x[:, -1])
-
-
-def decoder_states(
-    network: Decoder | Seq2Seq,
-    ids: Tensor,
-    document_ids: Tensor | None = None,
-    positions: Tensor | None = None,
-    *,
-    cache: SelfCache | None = None,
-    memory: EncoderMemory | CrossCache | None = None,
-    tap: Tap | None = None,
-) -> Tensor:
-    """Return the hidden states (R, T, C) of the decoder at ids (R, T). An encoder-decoder also reads the `memory`."""
-    if isinstance(network, Seq2Seq):
-        assert memory is not None
-        return network.hidden(ids, memory, document_ids, positions, cache=cache, tap=tap)[0]
-    return network.hidden(ids, document_ids, positions, cache=cache, tap=tap)[0]
 
 
 def promote_to_float32(logits: Tensor) -> Tensor:
@@ -223,22 +203,15 @@ def promote_to_float32(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def left_pad(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Return token sequences as one tensor (R, T), left-padded with −1."""
-    return pad_sequences(sequences, -1, side="left").to(device)
-
-
-def model_inputs(tokens: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Convert left-padded tokens (R, T) to ids and document ids, which are 1 at tokens and 0 at padding.
-
-    The document ids are None if there is no padding.
-    """
-    is_token = tokens >= 0
-    return tokens.clamp(min=0), None if bool(is_token.all()) else is_token.long()
+def token_history(prompts: Inputs) -> Tensor:
+    """Return the ids of prompts (R, T) with `NO_TOKEN` at padding."""
+    if prompts.document_ids is None:
+        return prompts.ids
+    return prompts.ids.masked_fill(prompts.document_ids == 0, NO_TOKEN)
 
 
 def check_max_length(
-    network: Decoder | Seq2Seq,
+    network: Network,
     prompts: Sequence[Sequence[int]],
     sources: Sequence[Sequence[int]] | None,
     max_new_tokens: int,

@@ -27,7 +27,7 @@ from qkv.inside.attention import output_matrices
 from qkv.inside.lens import check_vocabulary_head
 from qkv.inside.sites import require_blocks
 from qkv.inside.trace import Trace
-from qkv.models import Encoder, Network
+from qkv.models import Network
 
 ATTRIBUTION_SITES = ("*.0.resid_pre", "*z", "*mlp_out", "logits")
 """The sites that `logit_attribution` reads from a trace."""
@@ -84,7 +84,7 @@ def logit_attribution(
     """
     check_vocabulary_head(network)
     position, chosen = _check_outputs(trace, position, outputs)
-    stack = network.encoder if isinstance(network, Encoder) else network.decoder
+    stack = network.output_stack
     require_blocks(network.config, "logit attribution")
     if stack.config.residual == "none":
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Run a network of any family on token ids, with a tap.
+"""Token ids as the input of a network of any family.
 
 An example of an encoder-only or decoder-only model is a list of token ids. An example of an encoder-decoder is a pair:
 the ids of the source, and the ids that its decoder reads, which begin with `decoder_start_token_id`.
@@ -7,18 +7,17 @@ B batch, T target length, S source length, V vocabulary
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from qkv.blocks import Tap
+from qkv.blocks import Inputs
 from qkv.decode.runner import start_token
 from qkv.errors import UsageError
 from qkv.inside.trace import Trace
-from qkv.models import Encoder, Network, Seq2Seq
-from qkv.models.runtime.padding import pad_sequences
+from qkv.models import Network
 from qkv.text import Tokenizer
 
 Example = Sequence[int] | tuple[Sequence[int], Sequence[int]]
@@ -42,7 +41,7 @@ def encode_examples(
         raise UsageError("texts: give a list of texts, not one text")
     examples: list[Example] = []
     for text in texts:
-        if isinstance(network, Seq2Seq):
+        if network.has_source:
             if isinstance(text, str) or len(text) != 2:
                 raise UsageError("texts: a text of an encoder-decoder is a pair, (source, target)")
             target = tokenizer.target.encode(text[1], add_special_tokens=False)
@@ -55,39 +54,26 @@ def encode_examples(
     return examples
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """A batch of examples as tensors. Padding is on the right. Document ids are None if there is no padding."""
-
-    ids: Tensor  # (B, T); of an encoder-decoder the source, (B, S)
-    document_ids: Tensor | None = None
-    target_ids: Tensor | None = None  # encoder-decoder only: the decoder's input, (B, T)
-    target_document_ids: Tensor | None = None
-    token_type_ids: Tensor | None = None  # encoder with token types only
-
-
 def make_inputs(
     network: Network, examples: Sequence[Example], token_type_ids: Sequence[Sequence[int]] | None = None
 ) -> Inputs:
-    """Check examples and convert them to tensors on the network's device."""
-    config, device = network.config, next(network.parameters()).device
+    """Check examples and convert them to a batch on the network's device, padded on the right."""
+    config, device = network.config, network.device
     if any(isinstance(part, str) for example in examples for part in (example, *example[:1])):
         raise UsageError("an example has token ids, not texts; encode texts with qkv.inside.encode_examples")
-    if isinstance(network, Seq2Seq):
+    if network.has_source:
         sources, targets = [], []
         for example in examples:
             if len(example) != 2 or isinstance(example[0], int):
                 raise UsageError("an example of an encoder-decoder is a pair: source ids and decoder input ids")
             sources.append(_check_ids(example[0], config.encoder.vocab_size, "source"))  # type: ignore[union-attr]
             targets.append(_check_ids(example[1], config.stack.vocab_size, "target"))
-        return Inputs(*_pad(sources, device), *_pad(targets, device))
+        source = Inputs.from_sequences(sources, device=device)
+        return replace(Inputs.from_sequences(targets, device=device), source=source)
     sequences = [_check_ids(example, config.stack.vocab_size, "ids") for example in examples]
-    types = None
-    if token_type_ids is not None:
-        if not (isinstance(network, Encoder) and config.stack.token_types):
-            raise UsageError("token_type_ids: this model has no token types, so leave them out")
-        types = pad_sequences(token_type_ids, 0).to(device)
-    return Inputs(*_pad(sequences, device), token_type_ids=types)
+    if token_type_ids is not None and not config.stack.token_types:
+        raise UsageError("token_type_ids: this model has no token types, so leave them out")
+    return Inputs.from_sequences(sequences, token_type_ids=token_type_ids, device=device)
 
 
 def repeat_inputs(network: Network, trace: Trace, batch_size: int) -> Inputs:
@@ -98,20 +84,15 @@ def repeat_inputs(network: Network, trace: Trace, batch_size: int) -> Inputs:
     return make_inputs(network, [example] * batch_size, types)
 
 
-def run(network: Network, inputs: Inputs, tap: Tap | None = None, *, with_head: bool = True) -> Tensor:
-    """Run the network. Returns the output of the head, or, without it, the hidden states (B, T, C)."""
-    if isinstance(network, Seq2Seq):
-        assert inputs.target_ids is not None
-        memory = network.encode(inputs.ids, inputs.document_ids, tap=tap)
-        x, layout = network.hidden(inputs.target_ids, memory, inputs.target_document_ids, tap=tap)
-    elif isinstance(network, Encoder):
-        x, layout = network.hidden(inputs.ids, inputs.document_ids, None, inputs.token_type_ids, tap=tap)
-    else:
-        x, layout = network.hidden(inputs.ids, inputs.document_ids, tap=tap)
-    if not with_head:
-        return x
-    out: Tensor = network.head(x, layout)
-    return out
+def inputs_at(inputs: Inputs, site: str) -> Inputs:
+    """Return the inputs of the stack that has a site: of an encoder-decoder, the source for a site of the encoder."""
+    return inputs.source if inputs.source is not None and site.startswith("encoder") else inputs
+
+
+def token_mask(inputs: Inputs) -> Tensor:
+    """Return a mask (B, T) that is True at tokens and False at padding."""
+    is_token = torch.ones_like(inputs.ids, dtype=torch.bool)
+    return is_token if inputs.document_ids is None else inputs.document_ids != 0
 
 
 def _check_ids(ids: Any, vocab_size: int, name: str) -> list[int]:
@@ -122,10 +103,3 @@ def _check_ids(ids: Any, vocab_size: int, name: str) -> list[int]:
     if wrong:
         raise UsageError(f"{name}: token id {wrong[0]} is outside this model's vocabulary of {vocab_size}")
     return checked
-
-
-def _pad(sequences: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Return ids padded on the right, and document ids, which are None if nothing is padded."""
-    padded = pad_sequences(sequences, -1).to(device)
-    is_token = padded >= 0
-    return padded.clamp(min=0), None if bool(is_token.all()) else is_token.long()

@@ -18,7 +18,7 @@ from qkv.errors import UsageError
 from qkv.inside.sites import require_blocks
 from qkv.inside.tokens import TokenList
 from qkv.inside.trace import Trace
-from qkv.models import Encoder, Network
+from qkv.models import Network
 from qkv.models.runtime.eval_mode import eval_mode
 
 LENS_SITES = ("*.0.resid_pre", "*.resid_post")
@@ -48,7 +48,7 @@ class LensReading:
 def lens_logits(network: Network, x: Tensor) -> Tensor:
     """Residual stream (…, C) → logits (…, V): the final norm, if the stack has one, and the head."""
     check_vocabulary_head(network)
-    stack = network.encoder if isinstance(network, Encoder) else network.decoder
+    stack = network.output_stack
     if stack.norm is not None:
         x = stack.norm(x)
     return network.head.project(x)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from qkv.blocks import Tap
 from qkv.errors import UsageError
-from qkv.inside.forward import repeat_inputs, run
+from qkv.inside.forward import repeat_inputs
 from qkv.inside.sites import MATRIX_SITES, PER_HEAD_SITES, check_sites, list_sites
 from qkv.inside.trace import LOGITS, Trace
 from qkv.models import Network
@@ -92,7 +92,7 @@ def activation_patching(
             for start in range(0, num_columns, batch_size):
                 columns = range(start, min(start + batch_size, num_columns))
                 tap = Tap(change={site: _replace_columns(donor, site, columns, over)})
-                cells.append(metric(run(network, repeat_inputs(network, base, len(columns)), tap)).cpu())
+                cells.append(metric(network(repeat_inputs(network, base, len(columns)), tap=tap)).cpu())
             rows.append(torch.cat(cells))
         donor_metric = _measure(network, donor, metric) if isinstance(donor, Trace) else None
     return PatchingResult(torch.stack(rows), tuple(names), over, baseline, donor_metric)
@@ -126,7 +126,7 @@ def attribution_patching(
 
     tap = Tap(change={site: add_offset(site) for site in names})
     with eval_mode(network), torch.enable_grad():
-        measured = metric(run(network, repeat_inputs(network, base, 1), tap))[0]
+        measured = metric(network(repeat_inputs(network, base, 1), tap=tap))[0]
         gradients = torch.autograd.grad(measured, [offsets[site] for site in names])
     baseline, rows = float(measured.detach()), []
     for site, gradient in zip(names, gradients, strict=True):
@@ -140,7 +140,7 @@ def attribution_patching(
 
 
 def _measure(network: Network, trace: Trace, metric: Metric) -> float:
-    measured = metric(run(network, repeat_inputs(network, trace, 1)))
+    measured = metric(network(repeat_inputs(network, trace, 1)))
     if measured.shape != (1,):
         raise UsageError(f"the metric returned shape {tuple(measured.shape)} for one sequence; return one number each")
     return float(measured[0])

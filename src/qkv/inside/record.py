@@ -14,7 +14,7 @@ from torch import Tensor
 
 from qkv.errors import UsageError
 from qkv.inside.edit_tap import Edit, EditTap, check_edits
-from qkv.inside.forward import Example, make_inputs, run
+from qkv.inside.forward import Example, make_inputs
 from qkv.inside.sites import MATRIX_SITES, PER_HEAD_SITES, check_sites, list_sites
 from qkv.inside.tokens import list_tokens
 from qkv.inside.trace import LOGITS, Trace
@@ -138,9 +138,10 @@ def _trace_batch(
 ) -> list[Trace]:
     inputs = make_inputs(network, examples, token_type_ids)
     with eval_mode(network):
-        out = run(network, inputs, tap, with_head=tap.records_logits)
-    if tap.records_logits:
-        tap.store(LOGITS, out)
+        if tap.records_logits:
+            tap.store(LOGITS, network(inputs, tap=tap))
+        else:
+            network.hidden(inputs, tap=tap)
     types = [None] * len(examples) if token_type_ids is None else [tuple(one) for one in token_type_ids]
     return [
         _split_trace(network.config, example, types[row], row, tap, tokenizer) for row, example in enumerate(examples)

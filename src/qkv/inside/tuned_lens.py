@@ -23,11 +23,11 @@ from torch.nn import functional as F
 
 from qkv.blocks import Tap
 from qkv.errors import UsageError
-from qkv.inside.forward import Example, Inputs, make_inputs, run
+from qkv.inside.forward import Example, make_inputs, token_mask
 from qkv.inside.lens import check_vocabulary_head, lens_logits
 from qkv.inside.sites import require_blocks
 from qkv.inside.trace import open_tensors, read_weights, report_damage, write_tensors
-from qkv.models import Encoder, Network
+from qkv.models import Network
 from qkv.models.runtime.eval_mode import eval_mode
 
 
@@ -137,7 +137,7 @@ def measure_lens(
 def lens_sites(network: Network) -> list[str]:
     """Return the sites that a tuned lens translates: the residual stream before the first and between the layers."""
     require_blocks(network.config, "a tuned lens")
-    stack = network.encoder if isinstance(network, Encoder) else network.decoder
+    stack = network.output_stack
     after = [f"{stack.name}.{layer}.resid_post" for layer in range(stack.config.layers - 1)]
     return [f"{stack.name}.0.resid_pre", *after]
 
@@ -154,22 +154,14 @@ def _record(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Return the residual stream (N, C) of each site, and the model's log-probabilities (N, V), at some tokens."""
     tap, inputs = Tap(record=sites), make_inputs(network, batch)
-    hidden = run(network, inputs, tap, with_head=False)
-    is_token = _token_mask(inputs)
+    hidden, _ = network.hidden(inputs, tap=tap)
+    is_token = token_mask(inputs)
     chosen = is_token.flatten().nonzero()[:, 0].cpu()
     if len(chosen) > max_tokens:
         chosen = chosen[torch.randperm(len(chosen), generator=generator)[:max_tokens]]
     chosen = chosen.to(hidden.device)
     values = {site: tap[site].flatten(0, 1)[chosen] for site in sites}
     return values, network.head.project(hidden.flatten(0, 1)[chosen]).float().log_softmax(-1)
-
-
-def _token_mask(inputs: Inputs) -> Tensor:
-    """Return which positions of the stack under the head are tokens and not padding, (B, T)."""
-    ids, document_ids = inputs.ids, inputs.document_ids
-    if inputs.target_ids is not None:
-        ids, document_ids = inputs.target_ids, inputs.target_document_ids
-    return torch.ones_like(ids, dtype=torch.bool) if document_ids is None else document_ids != 0
 
 
 def _divergence(network: Network, lens: TunedLens, site: str, x: Tensor, final: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """The three families of models, their configs, and the tables that convert public checkpoints.
 
-config    an encoder, a decoder or both, and a head          network    config → network
-encoder   decoder   seq2seq                                  runtime/   checks of inputs, padding, memory
+config    an encoder, a decoder or both, and a head          network    what all families have in common
+encoder   decoder   seq2seq                                  families   config → network
+runtime/  checks of inputs, evaluation mode, memory
 tables/   published models: presets, config keys and tensor names; parameter and FLOP counts
 
 A config and the tables need no torch. The networks import it when they are first used.
@@ -15,7 +16,8 @@ from qkv.models.config import Config
 if TYPE_CHECKING:
     from qkv.models.decoder import Decoder
     from qkv.models.encoder import Encoder
-    from qkv.models.network import Network, build
+    from qkv.models.families import build
+    from qkv.models.network import Network
     from qkv.models.seq2seq import Seq2Seq
 
 NEED_TORCH = {
@@ -23,7 +25,7 @@ NEED_TORCH = {
     "Encoder": "qkv.models.encoder",
     "Network": "qkv.models.network",
     "Seq2Seq": "qkv.models.seq2seq",
-    "build": "qkv.models.network",
+    "build": "qkv.models.families",
 }
 
 __all__ = ["Config", "Decoder", "Encoder", "Network", "Seq2Seq", "build"]

@@ -1,63 +1,172 @@
-"""Build a network from a config."""
+"""What the three families of networks have in common: one forward signature, and the names of their parts.
 
-from collections.abc import Callable
+B batch, T tokens, S tokens of the source, C model width, V outputs of the head
+"""
+
+from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from qkv.blocks import initialise
-from qkv.errors import UsageError, shorten
+from qkv.blocks import (
+    CrossCache,
+    Embedding,
+    EncoderMemory,
+    Head,
+    Inputs,
+    KernelHints,
+    RecurrentCache,
+    RecurrentStack,
+    SelfCache,
+    SequenceLayout,
+    Stack,
+    Tap,
+    as_inputs,
+    make_layout,
+)
 from qkv.models.config import Config
-from qkv.models.decoder import Decoder
-from qkv.models.encoder import Encoder
-from qkv.models.runtime.skip_init import SkipTorchInit
-from qkv.models.seq2seq import Seq2Seq
-
-Network = Encoder | Decoder | Seq2Seq
-FAMILIES: dict[str, Callable[[Config], Network]] = {"encoder": Encoder, "decoder": Decoder, "seq2seq": Seq2Seq}
+from qkv.models.runtime.length import check_length
 
 
-def build(config: Config, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Network:
-    """Return a network with new random weights. On `device="meta"` it has only shapes and uses no memory."""
-    if not isinstance(config, Config):
-        raise UsageError(f"a network is built from a Config or the name of a preset, got {shorten(repr(config))}")
-    if torch.device(device).type == "meta":
-        with torch.device(device), SkipTorchInit():
-            return FAMILIES[config.family](config).to(dtype)
-    with torch.device(device):
-        network = FAMILIES[config.family](config).to(dtype)
-    _initialise(network)
-    return network
+class Network(nn.Module):
+    """inputs → embedding → stack → head. The families are `Encoder`, `Decoder` and `Seq2Seq`.
 
+    Wherever a network takes `Inputs`, it accepts a tensor of ids (B, T), too: each sequence is then one document.
+    """
 
-def _initialise(network: Network) -> None:
-    """Sample all weights. A tied matrix is sampled twice: for the head, and then for the embedding, which counts."""
-    stack = network.encoder if isinstance(network, Encoder) else network.decoder
-    embedding = network.target_embedding if isinstance(network, Seq2Seq) else network.embedding
-    for part in (network.head, embedding, stack):
-        initialise(part, stack.config)
-    if isinstance(network, Seq2Seq):
-        for part in (network.source_embedding, network.encoder):
-            initialise(part, network.encoder.config)
+    head: Head
 
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
 
-def describe_difference(network: nn.Module, config: Config) -> str:
-    """Name the first module in which a network differs from the network that a config builds, or return ""."""
-    expected = dict(build(config, device="meta").named_modules(remove_duplicate=False))
-    found = dict(network.named_modules(remove_duplicate=False))
-    for name in dict.fromkeys((*expected, *found)):
-        there, module, where = expected.get(name), found.get(name), name or "the network"
-        if there is None or module is None:
-            return f"{where} is " + ("not in the network" if module is None else f"an additional {_class(module)}")
-        if type(module) is not type(there):
-            return f"{where} is {_class(module)}, not {_class(there)}"
-        if "forward" in vars(module):
-            return f"{where} has a forward function of its own"
-        shapes = [{key: tuple(p.shape) for key, p in one.named_parameters(recurse=False)} for one in (module, there)]
-        if shapes[0] != shapes[1]:
-            return f"{where} has the parameters {shapes[0]}, not {shapes[1]}"
-    return ""
+    @property
+    def stacks(self) -> dict[str, Stack]:
+        """The stacks by name, "encoder" or "decoder", in the order in which they run. The last is under the head."""
+        raise NotImplementedError
 
+    @property
+    def embeddings(self) -> dict[str, Embedding]:
+        """The embedding of each stack, by the name of the stack."""
+        raise NotImplementedError
 
-def _class(module: nn.Module) -> str:
-    return type(module).__qualname__
+    @property
+    def output_stack(self) -> Stack:
+        """The stack under the head: the decoder if there is one, else the encoder."""
+        return next(reversed(self.stacks.values()))
+
+    @property
+    def output_embedding(self) -> Embedding:
+        """The embedding of the stack under the head."""
+        return next(reversed(self.embeddings.values()))
+
+    @property
+    def has_source(self) -> bool:
+        """Whether the network is an encoder-decoder."""
+        return self.config.family == "seq2seq"
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the stack under the head reads from left to right, so that it can have a cache."""
+        return self.config.family != "encoder"
+
+    @property
+    def generates(self) -> bool:
+        """Whether the network predicts the next token."""
+        return self.is_causal and self.config.head.kind == "lm"
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return next(self.parameters()).device
+
+    def new_cache(self, batch_size: int, capacity: int) -> SelfCache:
+        """Return an empty cache with room for `capacity` tokens per sequence. It grows when it is full.
+
+        Each beam counts towards `batch_size`. A recurrent stack gets a `RecurrentCache`, of any capacity. It is
+        declared as a `SelfCache`, because networks and decoding use only the methods that both have.
+        """
+        if not self.is_causal:
+            raise ValueError("an encoder has no cache, because its tokens attend to later tokens, too")
+        stack, weight = self.output_stack, next(self.output_stack.parameters())
+        config, dtype = stack.config, weight.dtype if weight.dtype.is_floating_point else torch.float32
+        if isinstance(stack, RecurrentStack):
+            shape = (config.layers, batch_size, config.width, stack.num_states)
+            return cast(SelfCache, RecurrentCache(*shape, device=weight.device, dtype=dtype))
+        size = (config.layers, batch_size, config.kv_heads, capacity, config.head_dim)
+        return SelfCache(*size, device=weight.device, dtype=dtype)
+
+    def encode(self, source: Inputs | Tensor, *, tap: Tap | None = None) -> EncoderMemory:
+        """Run the encoder on the source (B, S), and return what the decoder attends to."""
+        x, layout, hints = self._run("encoder", as_inputs(source), tap=tap)
+        return EncoderMemory(x, layout, hints)
+
+    def build_cross_cache(self, memory: EncoderMemory) -> CrossCache:
+        """Project the encoder's output to the keys and values of every decoder layer, once for all decoding steps."""
+        return self.output_stack.build_cross_cache(memory.vectors, memory.layout)
+
+    def hidden(
+        self,
+        inputs: Inputs | Tensor,
+        *,
+        cache: SelfCache | None = None,
+        memory: EncoderMemory | CrossCache | None = None,
+        tap: Tap | None = None,
+        selected: Tensor | None = None,
+    ) -> tuple[Tensor, SequenceLayout]:
+        """Return the hidden states (B, T, C) that the head reads, and their layout.
+
+        With a cache, `inputs` are only the new tokens. An encoder-decoder encodes `inputs.source`, or attends to
+        `memory` if it is given. `selected` are flat indices b·T + t, (N,) or (B, Q). With them, the last block computes
+        only these positions, and the result is (N, C).
+        """
+        inputs = as_inputs(inputs)
+        if self.has_source:
+            if memory is None:
+                if inputs.source is None:
+                    raise ValueError(
+                        "an encoder-decoder needs a source: give Inputs(ids, source=Inputs(...)), or memory="
+                    )
+                memory = self.encode(inputs.source, tap=tap)
+            if inputs.batch_size % memory.batch_size:
+                raise ValueError(
+                    f"a batch of {inputs.batch_size} targets for {memory.batch_size} sources: it must be a multiple of "
+                    "them"
+                )
+        name = "decoder" if self.is_causal else "encoder"
+        x, layout, _ = self._run(name, inputs, cache=cache, memory=memory, tap=tap, selected=selected)
+        return x, layout
+
+    def forward(
+        self,
+        inputs: Inputs | Tensor,
+        *,
+        cache: SelfCache | None = None,
+        memory: EncoderMemory | CrossCache | None = None,
+        tap: Tap | None = None,
+    ) -> Tensor:
+        """Return the head's output (B, T, V) or, if the head pools, (B, V) or (B, max_documents, V)."""
+        inputs = as_inputs(inputs)
+        x, layout = self.hidden(inputs, cache=cache, memory=memory, tap=tap)
+        out: Tensor = self.head(x, layout, inputs.max_documents)
+        return out
+
+    def _run(
+        self,
+        name: str,
+        inputs: Inputs,
+        *,
+        cache: SelfCache | None = None,
+        memory: EncoderMemory | CrossCache | None = None,
+        tap: Tap | None = None,
+        selected: Tensor | None = None,
+    ) -> tuple[Tensor, SequenceLayout, KernelHints]:
+        stack, ids, document_ids, positions = self.stacks[name], inputs.ids, inputs.document_ids, inputs.positions
+        check_length(stack.config, ids, positions, cache, document_ids)
+        if cache is not None and positions is None:
+            positions = cache.next_positions(ids, document_ids)
+        layout = make_layout(ids, document_ids, positions)
+        is_default = document_ids is None and positions is None
+        hints = KernelHints(inputs.max_documents, inputs.max_document_length, is_default=is_default)
+        x = self.embeddings[name](ids, layout.positions, inputs.token_type_ids)
+        return stack(x, layout, cache, memory, tap, selected=selected, hints=hints), layout, hints

@@ -19,7 +19,7 @@ from qkv.blocks.config import GATED_ACTIVATIONS
 from qkv.blocks.feedforward import FeedForward
 from qkv.blocks.position import sinusoids
 from qkv.errors import QkvError
-from qkv.models import Config, Decoder, Network, Seq2Seq
+from qkv.models import Config, Network
 from qkv.store.staged_folder import staged_folder
 from qkv.text import Tokenizer
 
@@ -42,23 +42,23 @@ def write_ctranslate2(folder: str | Path, config: Config, network: Network, toke
         from ctranslate2 import specs
     except ImportError as error:
         raise QkvError('the CTranslate2 format needs an optional package: pip install "qkv[ctranslate2]"') from error
-    assert isinstance(network, Decoder | Seq2Seq)
     with torch.no_grad():
-        if isinstance(network, Seq2Seq):
-            encoder = specs.TransformerEncoderSpec(**_spec_arguments(network.encoder.config, specs))
-            decoder = specs.TransformerDecoderSpec(**_spec_arguments(network.decoder.config, specs))
+        stack, embedding = network.output_stack, network.output_embedding
+        shape = _spec_arguments(stack.config, specs)
+        if network.has_source:
+            source, source_embedding = network.stacks["encoder"], network.embeddings["encoder"]
+            encoder = specs.TransformerEncoderSpec(**_spec_arguments(source.config, specs))
+            decoder = specs.TransformerDecoderSpec(**shape)
             model = specs.TransformerSpec(encoder, decoder)
-            _fill_stack(encoder, encoder.embeddings[0], network.source_embedding, network.encoder)
-            _fill_stack(decoder, decoder.embeddings, network.target_embedding, network.decoder)
-            model.register_source_vocabulary(_vocabulary(network.encoder.config.vocab_size, tokenizer))
+            _fill_stack(encoder, encoder.embeddings[0], source_embedding, source)
+            model.register_source_vocabulary(_vocabulary(source.config.vocab_size, tokenizer))
             target_tokenizer = tokenizer.target if tokenizer else None
-            model.register_target_vocabulary(_vocabulary(network.decoder.config.vocab_size, target_tokenizer))
+            model.register_target_vocabulary(_vocabulary(stack.config.vocab_size, target_tokenizer))
         else:
-            shape = _spec_arguments(network.decoder.config, specs)
             decoder = specs.TransformerDecoderSpec(**shape, with_encoder_attention=False)
             model = specs.TransformerDecoderModelSpec(decoder)
-            _fill_stack(decoder, decoder.embeddings, network.embedding, network.decoder)
-            model.register_vocabulary(_vocabulary(network.decoder.config.vocab_size, tokenizer))
+            model.register_vocabulary(_vocabulary(stack.config.vocab_size, tokenizer))
+        _fill_stack(decoder, decoder.embeddings, embedding, stack)
         assert network.head.out is not None
         _fill_linear(decoder.projection, network.head.out)
     if network.head.scale != 1.0:
@@ -72,7 +72,7 @@ def write_ctranslate2(folder: str | Path, config: Config, network: Network, toke
         if tokenizer is not None:
             tokenizer.save(staging)
         model.save(str(staging))
-    return "Translator" if isinstance(network, Seq2Seq) else "Generator"
+    return "Translator" if network.has_source else "Generator"
 
 
 def unsupported_settings(config: Config) -> list[str]:

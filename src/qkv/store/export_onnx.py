@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.blocks import CrossCache, SequenceLayout
+from qkv.blocks import CrossCache, Inputs, SequenceLayout
 from qkv.blocks.head import POOLED_KINDS
 from qkv.errors import QkvError
 from qkv.files import to_path, write_atomically
-from qkv.models import Config, Decoder, Encoder, Network
+from qkv.models import Config, Network
 from qkv.store.staged_folder import staged_folder
 from qkv.text import Tokenizer
 
@@ -112,8 +112,8 @@ class SequenceGraph(NetworkGraph):
 
     def forward(self, ids: Tensor, mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         """Run the network and its head."""
-        token_types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        out: Tensor = self.network(ids, mask, positions_from_mask(mask), **token_types)
+        positions = positions_from_mask(mask)
+        out: Tensor = self.network(Inputs(ids, document_ids=mask, positions=positions, token_type_ids=token_type_ids))
         return out
 
 
@@ -125,7 +125,8 @@ class DecoderGraph(NetworkGraph):
         num_past = past.shape[4]
         positions = positions_from_mask(mask)
         cache: Any = PastCache(past, SequenceLayout(mask, positions))
-        x, layout = self.network.hidden(ids, mask[:, num_past:], positions[:, num_past:], cache=cache)
+        inputs = Inputs(ids, document_ids=mask[:, num_past:], positions=positions[:, num_past:])
+        x, layout = self.network.hidden(inputs, cache=cache)
         logits: Tensor = self.network.head(x, layout)
         return logits, cache.present()
 
@@ -135,7 +136,8 @@ class EncoderGraph(NetworkGraph):
 
     def forward(self, source: Tensor, mask: Tensor) -> Tensor:
         """Encode the source and project the keys and values of cross-attention."""
-        cross = self.network.build_cross_cache(self.network.encode(source, mask, positions_from_mask(mask)))
+        inputs = Inputs(source, document_ids=mask, positions=positions_from_mask(mask))
+        cross = self.network.build_cross_cache(self.network.encode(inputs))
         return torch.stack([torch.stack(cross.keys), torch.stack(cross.values)], dim=1)
 
 
@@ -148,7 +150,8 @@ class CrossDecoderGraph(NetworkGraph):
         positions = torch.arange(num_past + target.shape[1])[None]
         cross = CrossCache(list(memory[:, 0]), list(memory[:, 1]), SequenceLayout(mask, positions_from_mask(mask)))
         cache: Any = PastCache(past, SequenceLayout(None, positions))
-        x, layout = self.network.hidden(target, cross, None, positions[:, num_past:], cache=cache)
+        inputs = Inputs(target, positions=positions[:, num_past:])
+        x, layout = self.network.hidden(inputs, memory=cross, cache=cache)
         logits: Tensor = self.network.head(x, layout)
         return logits, cache.present()
 
@@ -190,17 +193,17 @@ def _make_graphs(network: Network) -> dict[str, OnnxGraph]:
     batch, length, num_past, source_length = 2, 3, 4, 5
     new = torch.ones(batch, length, dtype=torch.long)
     kind = network.config.head.kind
-    if isinstance(network, Encoder) or (isinstance(network, Decoder) and kind in POOLED_KINDS):
+    if not network.is_causal or (not network.has_source and kind in POOLED_KINDS):
         inputs: GraphInputs = {"ids": (new, ("B", "T")), "mask": (new, ("B", "T"))}
         if network.config.stack.token_types:
             inputs["token_type_ids"] = (torch.zeros_like(new), ("B", "T"))
         name = "vectors" if kind in ("none", "embed") else "logits"
         return {"model.onnx": OnnxGraph(SequenceGraph(network), inputs, {name: "the output of the head"})}
-    stack = network.decoder.config
+    stack = network.output_stack.config
     sizes = (str(stack.layers), "2", "B", str(stack.kv_heads), "P", str(stack.head_dim))
     past = (torch.zeros(stack.layers, 2, batch, stack.kv_heads, num_past, stack.head_dim), sizes)
     outputs = {"logits": "for each token", "present": "past with the keys and values of the T new tokens appended"}
-    if isinstance(network, Decoder):
+    if not network.has_source:
         mask = torch.ones(batch, num_past + length, dtype=torch.long)
         inputs = {"ids": (new, ("B", "T")), "mask": (mask, ("B", "P + T")), "past": past}
         return {"model.onnx": OnnxGraph(DecoderGraph(network), inputs, outputs)}

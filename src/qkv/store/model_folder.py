@@ -14,7 +14,7 @@ from qkv.blocks import HeadConfig
 from qkv.errors import QkvError, UsageError, shorten, suggest_name
 from qkv.files import read_json_object, to_path, write_atomically
 from qkv.models import Config, Network, build
-from qkv.models.network import describe_difference
+from qkv.models.families import describe_difference
 from qkv.store.config_json import parse_config
 from qkv.store.gguf.architectures import hf_config_values
 from qkv.store.gguf.gguf_file import GgufFile

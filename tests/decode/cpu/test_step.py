@@ -9,6 +9,7 @@ from decode_stacks import DECODERS, MODERN, PROMPTS, STACKS, VOCAB, apart, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qkv.blocks import Inputs
 from qkv.blocks.position import Rotary
 from qkv.decode import GenerationOptions, quantize
 from qkv.decode.backend import CPU, REFERENCE, choose_backend
@@ -16,7 +17,7 @@ from qkv.decode.cpu import encoder as fast_encode
 from qkv.decode.cpu import packed_linear as packed
 from qkv.decode.cpu import step as fast_cpu
 from qkv.decode.cpu.step import CpuStep, is_supported, make_rotation
-from qkv.decode.runner import ModelRunner, left_pad
+from qkv.decode.runner import ModelRunner
 from qkv.models import Decoder, Network, Seq2Seq
 
 
@@ -119,13 +120,12 @@ def test_a_difference_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", STACKS)
 def test_sources_are_read_as_with_their_padding(name: str, prompts: str) -> None:
     network = make("seq2seq", STACKS[name])
-    assert isinstance(network, Seq2Seq)
     sources = PROMPTS[prompts]
     with torch.no_grad():
         ours = fast_encode.encode_sources(network, sources)
-        padded = left_pad(sources, torch.device("cpu"))
-        theirs = network.build_cross_cache(network.encode(padded.clamp(min=0), (padded >= 0).long()))
-    longest = padded.shape[1]
+        padded = Inputs.from_sequences(sources, side="left", always_document_ids=True)
+        theirs = network.build_cross_cache(network.encode(padded))
+    longest = padded.ids.shape[1]
     for a, b in zip((*ours.keys, *ours.values), (*theirs.keys, *theirs.values), strict=True):
         assert a.is_contiguous()
         for row, source in enumerate(sources):  # ours stand flush left, theirs flush right
@@ -136,7 +136,6 @@ def test_sources_are_read_as_with_their_padding(name: str, prompts: str) -> None
 @given(st.lists(st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=6), min_size=1, max_size=5))
 def test_a_source_reads_the_same_alone_and_among_others(sources: list[list[int]]) -> None:
     network = tiny("seq2seq", vocab=VOCAB)
-    assert isinstance(network, Seq2Seq)
     with torch.no_grad():
         together = fast_encode.encode_sources(network, sources)
         for row, source in enumerate(sources):
@@ -148,7 +147,6 @@ def test_a_source_reads_the_same_alone_and_among_others(sources: list[list[int]]
 def test_an_encoder_that_was_given_a_kernel_runs_on_the_reference() -> None:
     """Only the dense form of a mask is read here: another kernel's would be taken for no mask at all."""
     network = make("seq2seq", STACKS["windows"])
-    assert isinstance(network, Seq2Seq)
     assert choose_backend(network, GenerationOptions()) is CPU
     network.encoder.kernel = "eager"
     assert choose_backend(network, GenerationOptions()) is REFERENCE

@@ -8,7 +8,7 @@ import pytest
 import torch
 from interpreted import replace_language_once
 
-from qkv.blocks import SelfCache
+from qkv.blocks import Inputs, SelfCache
 from qkv.decode import Engine, GenerationOptions, generate
 from qkv.decode.engine.graphs import EngineGraphs
 from qkv.decode.engine.pages import PagedCache, PagePool
@@ -88,7 +88,7 @@ def test_a_step_over_pages_is_that_of_the_network(name: str) -> None:
     for tensor, before in zip((*pool.keys, *pool.values), stored, strict=True):
         tensor.copy_(before)
     cache = cast(SelfCache, PagedCache(pool, tables[:4], torch.tensor(lengths, device=DEVICE)))
-    wanted = next_logits(network, ids[:4], None, positions[:4], cache=cache, cross_cache=None)
+    wanted = next_logits(network, Inputs(ids[:4], positions=positions[:4]), cache=cache)
     torch.testing.assert_close(ours[:4, :41], wanted, rtol=1e-4, atol=1e-4)
     assert ours.shape[1] == 64, "the vocabulary is padded"
     assert (ours[:, 41:] == float("-inf")).all()

@@ -1,5 +1,6 @@
 """Pages: a stack that reads its keys from pages anywhere in memory says what it says of the whole text at once."""
 
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -8,10 +9,9 @@ from engine_schedules import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qkv.blocks import SelfCache
+from qkv.blocks import Inputs, SelfCache
 from qkv.decode.engine import sources
 from qkv.decode.engine.pages import PagedCache, PagePool
-from qkv.decode.runner import left_pad
 from qkv.models import Decoder, Seq2Seq
 
 VOCAB = 14
@@ -34,7 +34,6 @@ def scattered(network: Decoder | Seq2Seq, size: int, count: int = 30) -> PagePoo
 )
 def test_paged_equals_the_whole_text_at_once(kind: str, size: int, chunks: list[list[int]], seed: int) -> None:
     network = small(kind)
-    assert isinstance(network, Decoder | Seq2Seq)
     torch.manual_seed(seed)
     pages = scattered(network, size, 3 * 12)
     lengths = [sum(chunk[row] for chunk in chunks) for row in range(3)]
@@ -44,27 +43,24 @@ def test_paged_equals_the_whole_text_at_once(kind: str, size: int, chunks: list[
     tables = [[order.pop() for _ in range(pages.pages_for(n))] for n in lengths]
     filled = [0, 0, 0]
     with torch.inference_mode():
-        crosses = sources.encode_sources(network, read) if isinstance(network, Seq2Seq) else []
+        crosses = sources.encode_sources(network, read) if network.has_source else []
         for chunk in chunks:
             fresh = [text[at : at + n] for text, at, n in zip(texts, filled, chunk, strict=True)]
-            padded = left_pad(fresh, torch.device("cpu"))
-            segment = None if len(set(chunk)) == 1 else (padded >= 0).long()
-            cache = PagedCache.from_page_tables(pages, tables, filled)
-            position = cache.next_positions(padded, segment)
-            given = (padded.clamp(min=0), *([sources.batch_sources(crosses)] if crosses else []), segment, position)
-            out, _ = network.hidden(*given, cache=cast(SelfCache, cache))
+            cache = cast(SelfCache, PagedCache.from_page_tables(pages, tables, filled))
+            memory = sources.batch_sources(crosses) if crosses else None
+            inputs = Inputs.from_sequences(fresh, side="left")
+            inputs = replace(inputs, positions=cache.next_positions(inputs.ids, inputs.document_ids))
+            out, _ = network.hidden(inputs, memory=memory, cache=cache)
             for row, text in enumerate(texts):
                 filled[row] += chunk[row]
-                ids = torch.tensor([text[: filled[row]]])
-                memory = [network.encode(torch.tensor([read[row]]))] if isinstance(network, Seq2Seq) else []
-                whole, _ = network.hidden(ids, *memory)
+                source = Inputs(torch.tensor([read[row]])) if network.has_source else None
+                whole, _ = network.hidden(Inputs(torch.tensor([text[: filled[row]]]), source=source))
                 torch.testing.assert_close(out[row, -chunk[row] :], whole[0, -chunk[row] :], rtol=0, atol=1e-10)
     assert all((t[0] == 0).all() for t in (*pages.keys, *pages.values))
 
 
 def test_sources_read_together_are_as_if_read_alone() -> None:
     network = small("seq2seq")
-    assert isinstance(network, Seq2Seq)
     texts = [[4, 5, 6], [7], [8, 9, 10, 11, 12]]
     with torch.inference_mode():
         together, alone = (

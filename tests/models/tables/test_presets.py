@@ -6,6 +6,7 @@ from itertools import combinations
 import pytest
 import torch
 
+from qkv.blocks import Inputs
 from qkv.errors import UsageError
 from qkv.models import Config, build
 from qkv.models.tables import ARCHITECTURES
@@ -143,7 +144,7 @@ def test_a_preset_runs(name: str) -> None:
     network = build(shrunk(SMALL[name])).eval()
     ids = torch.randint(0, 40, (2, 7))
     with torch.no_grad():
-        out = network(ids, ids) if SMALL[name].family == "seq2seq" else network(ids)
+        out = network(Inputs(ids, source=Inputs(ids))) if SMALL[name].family == "seq2seq" else network(ids)
     assert out.shape == (2, 7, 40)
     assert out.isfinite().all()
     assert float(out.std()) > 0

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from qkv.blocks import HeadConfig
+from qkv.blocks import HeadConfig, Inputs
 from qkv.blocks.mask import Mask, make_layout
 from qkv.blocks.position import ScoreBias
 from qkv.models import Config, build
@@ -177,7 +177,7 @@ def counted(made: Config, length: int, backward: bool = False) -> int:
             getattr(network, name).kernel = "eager"
     ids = torch.zeros(1, length, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
-        out = network(ids, ids) if made.family == "seq2seq" else network(ids)
+        out = network(Inputs(ids, source=Inputs(ids))) if made.family == "seq2seq" else network(ids)
         if backward:
             out.sum().backward()
     return int(counter.get_total_flops())

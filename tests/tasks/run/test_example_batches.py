@@ -6,7 +6,7 @@ import task_models
 import torch
 
 import qkv
-from qkv.blocks import HeadConfig, StackConfig
+from qkv.blocks import HeadConfig, Inputs, StackConfig
 from qkv.data.objectives import IGNORE_INDEX, FlatExamples
 from qkv.models import Config, build
 from qkv.tasks.run.example_batches import ExampleBatches
@@ -36,10 +36,8 @@ def test_logits_at_labels_are_those_of_all_positions(family: str, token_types: i
         rows = []
         for row in (2, 0, 1):
             part = slice(begin[row], begin[row] + lengths[row])
-            more = (
-                {"token_type_ids": torch.from_numpy(kinds[part])[None]} if family == "encoder" and token_types else {}
-            )
-            said = network(torch.from_numpy(ids[part])[None], **more)[0]
+            types = torch.from_numpy(kinds[part])[None] if family == "encoder" and token_types else None
+            said = network(Inputs(torch.from_numpy(ids[part])[None], token_type_ids=types))[0]
             rows.append(said[torch.from_numpy(labels[part] != IGNORE_INDEX)])
     torch.testing.assert_close(logits, torch.cat(rows), rtol=1e-10, atol=1e-12)
     expected = [labels[begin[row] : begin[row] + lengths[row]] for row in (2, 0, 1)]
@@ -50,5 +48,5 @@ def test_examples_are_padded_on_the_right() -> None:
     network = task_models.encoder(qkv.HeadConfig(kind="tag", outputs=3)).network
     examples = FlatExamples(np.array([3, 1, 0]), np.array([5, 6, 7, 8]))
     batched = ExampleBatches(network, examples, pad_token_id=9)
-    assert batched.pad(batched.ids, [0, 1, 2], 9).tolist() == [[5, 6, 7], [8, 9, 9], [9, 9, 9]]
+    assert batched.inputs([0, 1, 2]).ids.tolist() == [[5, 6, 7], [8, 9, 9], [9, 9, 9]]
     assert batched.hidden([0, 1, 2])[1].document_ids.tolist() == [[1, 1, 1], [1, 0, 0], [0, 0, 0]]

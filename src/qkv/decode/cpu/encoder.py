@@ -1,7 +1,7 @@
 """Encode sources on a CPU without padding.
 
 A third of a padded batch may be padding, and a CPU would compute all of it. Here the tokens of all sources are
-concatenated. Attention runs for one source at a time and needs no padding mask. `Seq2Seq.encode` and
+concatenated. Attention runs for one source at a time and needs no padding mask. `Network.encode` and
 `build_cross_cache` are the reference.
 
 R sources, S tokens of the longest source, M tokens of all sources, n tokens of one source, H heads, KV key/value heads,
@@ -22,7 +22,7 @@ from qkv.blocks.block import Block
 from qkv.blocks.kernels.prepared import PreparedMask
 from qkv.blocks.position import Rotary
 from qkv.decode.cpu.functional import SublayerFunction, make_block, make_linear, make_norm
-from qkv.models import Seq2Seq
+from qkv.models import Network
 
 
 class PackedSources(NamedTuple):
@@ -33,15 +33,19 @@ class PackedSources(NamedTuple):
     rotaries: dict[int, Rotary]  # by window size, for all M tokens
 
 
-def encode_sources(network: Seq2Seq, sources: Sequence[Sequence[int]]) -> CrossCache:
+def encode_sources(network: Network, sources: Sequence[Sequence[int]]) -> CrossCache:
     """Encode sources, and return the keys and values of every decoder layer for them."""
-    stack, lengths = network.encoder, [len(source) for source in sources]
+    stack, embedding, lengths = (
+        network.stacks["encoder"],
+        network.embeddings["encoder"],
+        [len(source) for source in sources],
+    )
     max_length = max(lengths)
     source_positions = torch.arange(max_length)[None]  # (1, S)
     ids = torch.tensor([token for source in sources for token in source])
     positions = torch.cat([source_positions[0, :length] for length in lengths])  # (M,)
-    vectors = network.source_embedding.position_vectors(source_positions)
-    x = network.source_embedding.combine(ids, None if vectors is None else vectors[0, positions])  # (M, C)
+    vectors = embedding.position_vectors(source_positions)
+    x = embedding.combine(ids, None if vectors is None else vectors[0, positions])  # (M, C)
     layout = SequenceLayout(None, source_positions)
     packed = PackedSources(
         list(pairwise(accumulate(lengths, initial=0))),
@@ -53,7 +57,7 @@ def encode_sources(network: Seq2Seq, sources: Sequence[Sequence[int]]) -> CrossC
         x = make_block(block, _make_attention(block.attention, stack.config.window_of(layer)))(x, packed)
     if stack.norm is not None:
         x = stack.norm(x)
-    blocks = [network.decoder.block_of(layer) for layer in range(network.decoder.config.layers)]
+    blocks = [network.output_stack.block_of(layer) for layer in range(network.output_stack.config.layers)]
     pairs = [_keys_values(block.cross, x, packed.spans, max_length) for block in blocks]  # type: ignore[arg-type]
     document_ids = None
     if min(lengths) < max_length:

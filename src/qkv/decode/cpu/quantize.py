@@ -14,9 +14,9 @@ from torch import nn
 from qkv.decode.cpu.int4 import GROUP_SIZE, Int4Linear, fits_int4
 from qkv.decode.cpu.int8 import Int8Linear
 from qkv.errors import QkvError, UsageError, suggest_name
-from qkv.models import Decoder, Encoder, Network, Seq2Seq
+from qkv.models import Network
 
-AnyNetwork = TypeVar("AnyNetwork", Encoder, Decoder, Seq2Seq)
+AnyNetwork = TypeVar("AnyNetwork", bound=Network)
 WeightPrecision = Literal["int8", "int4"]
 QuantizedLinear = Int8Linear | Int4Linear
 

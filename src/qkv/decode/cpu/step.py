@@ -26,7 +26,7 @@ from qkv.decode.cache_edits import reorder_cache
 from qkv.decode.cpu.beam_slots import NEG_INF, BeamSlots
 from qkv.decode.cpu.functional import SublayerFunction, make_block, make_linear, make_norm
 from qkv.decode.support import EVERY_CHOICE, is_unmodified, supports
-from qkv.models import Decoder, Seq2Seq
+from qkv.models import Network
 
 HeadFunction = Callable[[Tensor], Tensor]
 """A function of queries or keys (N, H, T, D) that returns a tensor of the same shape."""
@@ -45,9 +45,9 @@ class StepContext(NamedTuple):
     source_mask: Tensor | None  # (sources, 1, 1, S): 0 or −∞; None if there is no padding
 
 
-def is_supported(network: Decoder | Seq2Seq) -> bool:
+def is_supported(network: Network) -> bool:
     """Return whether `cpu/` supports this network, its device, its modules and its kernels. Autocast must be off."""
-    stacks = (network.encoder, network.decoder) if isinstance(network, Seq2Seq) else (network.decoder,)
+    stacks = network.stacks.values()
     return (
         all(supports(EVERY_CHOICE, stack.config) and stack.kernel in ("auto", "sdpa") for stack in stacks)
         and next(network.parameters()).device.type == "cpu"
@@ -63,9 +63,9 @@ class CpuStep:
     A `generate` call makes one for its batch. An `Engine` keeps one for its lifetime.
     """
 
-    def __init__(self, network: Decoder | Seq2Seq) -> None:
-        self.stack, self.head = network.decoder, network.head
-        self.embedding = network.target_embedding if isinstance(network, Seq2Seq) else network.embedding
+    def __init__(self, network: Network) -> None:
+        self.stack, self.head = network.output_stack, network.head
+        self.embedding = network.output_embedding
         config = self.stack.config
         # Whether the mask depends only on the order of the tokens.
         self.is_causal_only = self.stack.bias is None and not config.sliding_window

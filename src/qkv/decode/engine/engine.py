@@ -43,7 +43,7 @@ from qkv.decode.sampling import make_generators
 from qkv.decode.selection import step_error, unpack_alternatives
 from qkv.decode.sequence import GeneratedSequence
 from qkv.errors import QkvError, UsageError
-from qkv.models import Decoder, Network, Seq2Seq
+from qkv.models import Network
 from qkv.text import Tokenizer
 
 STEPS_BETWEEN_ADMISSIONS = 8
@@ -76,7 +76,6 @@ class Engine:
             if not isinstance(value, int) or value < 1:
                 raise UsageError(f"{name} = {value!r}: must be an integer >= 1")
         GenerationOptions().check(network.config)
-        assert isinstance(network, Decoder | Seq2Seq)
         if network.config.is_recurrent:
             raise UsageError(
                 "the engine keeps keys and values in pages, but this model is recurrent and has none; use "
@@ -146,7 +145,6 @@ class Engine:
                 f"prompt: token id {invalid} is outside this model's vocabulary of {vocab_size}; "
                 f"use ids from 0 to {vocab_size - 1}"
             )
-        assert isinstance(self.network, Decoder | Seq2Seq)
         (tokens,), source = decoder_inputs(self.network, [prompt], options)
         pool = self.page_pool
         max_pages = pool.pages_for(len(tokens) + options.max_tokens - 1)  # the model never reads the last token
@@ -259,7 +257,6 @@ class Engine:
         new = [request for request in joined if request.source is not None and request.cross_cache is None]
         if not new:
             return
-        assert isinstance(self.network, Seq2Seq)
         try:
             encoded = sources.encode_sources(self.network, [r.source for r in new if r.source is not None])
         except Exception as error:

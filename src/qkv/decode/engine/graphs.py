@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.blocks import CrossCache, SelfCache, SequenceLayout
+from qkv.blocks import CrossCache, Inputs, SelfCache, SequenceLayout
 from qkv.blocks.kernels.gpu import has_triton
 from qkv.decode.engine.pages import NULL_PAGE, PagedCache, PagePool, to_device
 from qkv.decode.engine.request import Request
 from qkv.decode.gpu.graphs import SLOTS_PER_BUCKET, capture, graph_pool
 from qkv.decode.gpu.static_runner import LENGTH_MULTIPLE, round_up
 from qkv.decode.runner import next_logits
-from qkv.models import Decoder, Seq2Seq
+from qkv.models import Network
 
 if TYPE_CHECKING:
     from qkv.decode.engine.paged_step import PagedStep
@@ -138,8 +138,8 @@ class GraphBucket:
         else:
             lengths = torch.zeros_like(slots[:, 0])  # the cache computes them from `positions`
             cache = cast(SelfCache, PagedCache(graphs.page_pool, page_tables, lengths))
-            sources = self.cross_cache
-            self.logits = next_logits(graphs.network, ids, document_ids, positions, cache=cache, cross_cache=sources)
+            inputs = Inputs(ids, document_ids=document_ids, positions=positions)
+            self.logits = next_logits(graphs.network, inputs, cache=cache, memory=self.cross_cache)
             token = self.logits.argmax(-1, keepdim=True)
             dtype = torch.promote_types(self.logits.dtype, torch.float32)
             logprob = self.logits.log_softmax(-1, dtype=dtype).gather(1, token)
@@ -150,7 +150,7 @@ class GraphBucket:
 class EngineGraphs:
     """The buckets of an engine. They are made when they are first needed."""
 
-    def __init__(self, network: Decoder | Seq2Seq, page_pool: PagePool, max_sequences: int) -> None:
+    def __init__(self, network: Network, page_pool: PagePool, max_sequences: int) -> None:
         self.network, self.page_pool = network, page_pool
         device = page_pool.keys[0].device
         self.tokens = torch.zeros(max_sequences + 1, dtype=torch.long, device=device)  # the newest token of each slot
@@ -232,13 +232,13 @@ class EngineGraphs:
         self.page_tables = np.pad(self.page_tables, ((0, 0), (0, more)), constant_values=NULL_PAGE)
 
 
-def _make_paged_step(network: Decoder | Seq2Seq, page_pool: PagePool) -> "PagedStep | None":
+def _make_paged_step(network: Network, page_pool: PagePool) -> "PagedStep | None":
     """Return a `PagedStep`, or None if the network does not support it, or Triton cannot run."""
     if not has_triton():
         return None
     from qkv.decode.engine import paged_step
 
-    return paged_step.PagedStep(cast(Decoder, network), page_pool) if paged_step.is_supported(network) else None
+    return paged_step.PagedStep(network, page_pool) if paged_step.is_supported(network) else None
 
 
 def dead_weakref() -> object:

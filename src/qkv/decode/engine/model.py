@@ -3,19 +3,19 @@
 R sequences, V vocabulary
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from torch import Tensor
 
-from qkv.blocks import CrossCache, SelfCache
+from qkv.blocks import CrossCache, Inputs, SelfCache
 from qkv.decode.cpu.step import CpuStep
 from qkv.decode.engine import sources
 from qkv.decode.engine.graphs import EngineGraphs, TokenBatch
 from qkv.decode.engine.pages import PagedCache, PagePool
 from qkv.decode.engine.request import Request
-from qkv.decode.runner import left_pad, next_logits
-from qkv.models import Decoder, Seq2Seq
+from qkv.decode.runner import next_logits
+from qkv.models import Network
 
 
 @dataclass(eq=False)
@@ -33,7 +33,7 @@ class EngineModel:
 
     def __init__(
         self,
-        network: Decoder | Seq2Seq,
+        network: Network,
         page_pool: PagePool,
         *,
         cpu_step: CpuStep | None = None,
@@ -73,9 +73,8 @@ class EngineModel:
             )
         cache = cast(SelfCache, batch.cache)  # PagedCache has the methods that a stack calls
         new_tokens = [r.tokens[r.num_cached : r.num_cached + num_tokens] for r, num_tokens in zip(*tokens, strict=True)]
-        padded = left_pad(new_tokens, self.page_pool.keys[0].device)
-        if self.cpu_step is not None and padded.shape[1] == 1:
-            return self.cpu_step(padded[:, 0], cache, batch.cross_cache)
-        document_ids = None if len({len(ids) for ids in new_tokens}) == 1 else (padded >= 0).long()
-        ids, positions = padded.clamp(min=0), cache.next_positions(padded, document_ids)
-        return next_logits(self.network, ids, document_ids, positions, cache=cache, cross_cache=batch.cross_cache)
+        inputs = Inputs.from_sequences(new_tokens, side="left", device=self.page_pool.keys[0].device)
+        if self.cpu_step is not None and inputs.ids.shape[1] == 1:
+            return self.cpu_step(inputs.ids[:, 0], cache, batch.cross_cache)
+        inputs = replace(inputs, positions=cache.next_positions(inputs.ids, inputs.document_ids))
+        return next_logits(self.network, inputs, cache=cache, memory=batch.cross_cache)

@@ -21,7 +21,7 @@ from qkv.decode.engine.pages import PagePool
 from qkv.decode.gpu import batch_kernels, batched_blocks, static_runner
 from qkv.decode.gpu.batched_blocks import AlignedOutput, BatchedBlocks
 from qkv.decode.gpu.batched_runner import argmax_of_parts
-from qkv.models import Decoder, Seq2Seq
+from qkv.models import Network
 
 MAX_TABLE_POSITIONS = 2**15
 """The position tables have at most this number of positions. The reference runs longer sequences."""
@@ -29,23 +29,23 @@ SLOTS_PER_BLOCK, WARPS = 32, 1
 """The slots that a program reads at a time, and its number of warps."""
 
 
-def is_supported(network: Decoder | Seq2Seq) -> bool:
+def is_supported(network: Network) -> bool:
     """Return whether the kernel implements this network."""
-    if not isinstance(network, Decoder) or not static_runner.is_supported(network):
+    if network.has_source or not static_runner.is_supported(network):
         return False
-    config, dtype = network.decoder.config, network.embedding.token.weight.dtype
+    config, dtype = network.output_stack.config, network.output_embedding.token.weight.dtype
     is_power_of_two = config.head_dim & (config.head_dim - 1) == 0
     has_bias = config.position in ("alibi", "t5")
     is_plain = config.qk_norm == "none" and dtype != torch.float64 and not network.head.config.normalize
-    return is_power_of_two and not has_bias and is_plain and not network.embedding.token.weight.is_inference()
+    return is_power_of_two and not has_bias and is_plain and not network.output_embedding.token.weight.is_inference()
 
 
 class PagedStep:
     """Runs a decoder on the newest token of each sequence."""
 
-    def __init__(self, network: Decoder, page_pool: PagePool) -> None:
-        self.page_pool, self.embedding = page_pool, network.embedding
-        self.stack, self.head = network.decoder, network.head
+    def __init__(self, network: Network, page_pool: PagePool) -> None:
+        self.page_pool, self.embedding = page_pool, network.output_embedding
+        self.stack, self.head = network.output_stack, network.head
         config = self.stack.config
         self.max_length = min(page_pool.num_pages * page_pool.page_size, MAX_TABLE_POSITIONS)
         if config.has_max_positions:

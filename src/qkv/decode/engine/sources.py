@@ -9,23 +9,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.blocks import CrossCache, SequenceLayout
-from qkv.decode.runner import left_pad, model_inputs
-from qkv.models import Seq2Seq
+from qkv.blocks import CrossCache, Inputs, SequenceLayout
+from qkv.models import Network
 
 
-def encode_sources(network: Seq2Seq, sources: Sequence[Sequence[int]]) -> list[CrossCache]:
+def encode_sources(network: Network, sources: Sequence[Sequence[int]]) -> list[CrossCache]:
     """Encode the sources in one batch. Returns the cross-attention cache of each source."""
-    padded = left_pad(sources, next(network.parameters()).device)  # (R, S)
-    batch = network.build_cross_cache(network.encode(*model_inputs(padded)))
+    inputs = Inputs.from_sequences(sources, side="left", device=network.device)  # (R, S)
+    batch = network.build_cross_cache(network.encode(inputs))
     if len(sources) == 1:
         return [batch]
 
     def copy_row(tensors: list[Tensor], row: int) -> list[Tensor]:
         # A view instead of a copy would keep the whole batch in memory until its last request ends.
-        return [t[row : row + 1, :, padded.shape[1] - len(sources[row]) :].clone() for t in tensors]
+        return [t[row : row + 1, :, t.shape[2] - len(sources[row]) :].clone() for t in tensors]
 
-    layouts = [SequenceLayout(None, torch.arange(len(source), device=padded.device)[None]) for source in sources]
+    layouts = [SequenceLayout(None, torch.arange(len(source), device=network.device)[None]) for source in sources]
     return [
         CrossCache(copy_row(batch.keys, row), copy_row(batch.values, row), layout) for row, layout in enumerate(layouts)
     ]

@@ -10,7 +10,7 @@ from typing import Any
 import triton
 from torch import Tensor
 
-from qkv.blocks import CrossCache, KernelHints, SelfCache, Tap, make_layout
+from qkv.blocks import CrossCache, Inputs, KernelHints, SelfCache, Tap, make_layout
 from qkv.blocks.attention import split_heads
 from qkv.blocks.block import Block
 from qkv.blocks.position import Rotary
@@ -19,34 +19,33 @@ from qkv.decode.gpu import batched_blocks
 from qkv.decode.gpu.batched_blocks import BatchedBlocks
 from qkv.decode.runner import next_logits as reference_logits
 from qkv.decode.support import is_unmodified
-from qkv.models import Decoder, Seq2Seq
+from qkv.models import Network
 
 MIN_TOKENS = 256
 """The reference reads shorter prompts, for which compiling the kernels would take longer than it saves."""
 
 
-def is_supported(network: Decoder | Seq2Seq) -> bool:
+def is_supported(network: Network) -> bool:
     """Return whether the kernels implement this network."""
-    return type(network) is Decoder and is_unmodified(network) and batched_blocks.is_supported(network.decoder)
+    return not network.has_source and is_unmodified(network) and batched_blocks.is_supported(network.output_stack)
 
 
 def next_logits(
     network: Any,
-    ids: Tensor,
-    document_ids: Tensor | None,
-    positions: Tensor | None = None,
+    inputs: Inputs,
     *,
     cache: SelfCache,
-    cross_cache: CrossCache | None,
+    memory: CrossCache | None = None,
     tap: Tap | None = None,
 ) -> Tensor:
-    """Return the logits (R, V) of the tokens after ids (R, T), as `runner.next_logits` does."""
-    if ids.numel() < MIN_TOKENS or tap is not None:
-        return reference_logits(network, ids, document_ids, positions, cache=cache, cross_cache=cross_cache, tap=tap)
-    stack = network.decoder
+    """Return the logits (R, V) of the tokens after `inputs` (R, T), as `runner.next_logits` does."""
+    if inputs.ids.numel() < MIN_TOKENS or tap is not None:
+        return reference_logits(network, inputs, cache=cache, memory=memory, tap=tap)
+    ids, document_ids, positions = inputs.ids, inputs.document_ids, inputs.positions
+    stack = network.output_stack
     positions = cache.next_positions(ids, document_ids) if positions is None else positions
     layout = make_layout(ids, document_ids, positions)
-    x = network.embedding(ids, layout.positions)
+    x = network.output_embedding(ids, layout.positions)
     hints = KernelHints(is_default=document_ids is None and positions is None)
     masks = stack.prepare_masks(x, layout, cache.add_layout(layout), hints)
     rotaries = stack.rotary_tables(x, layout)

@@ -20,7 +20,7 @@ from qkv.decode.gpu.batched_blocks import AlignedOutput, BatchedBlocks
 from qkv.decode.gpu.greedy import GreedyState
 from qkv.decode.gpu.static_runner import CacheView, StaticRunner
 from qkv.decode.support import Choices, supports
-from qkv.models import Decoder, Seq2Seq
+from qkv.models import Network
 
 SLOTS_PER_BLOCK = 64
 LOGITS_PER_PROGRAM = 4096
@@ -35,13 +35,13 @@ CHOICES: Choices = {
 """The config values that these kernels implement."""
 
 
-def is_supported(network: Decoder | Seq2Seq) -> bool:
+def is_supported(network: Network) -> bool:
     """Return whether the kernels implement the decoder of this network."""
-    config, head = network.decoder.config, network.head
+    config, head = network.output_stack.config, network.head
     is_power_of_two = config.head_dim & (config.head_dim - 1) == 0
     return (
         supports(CHOICES, config)
-        and batched_blocks.is_supported(network.decoder)
+        and batched_blocks.is_supported(network.output_stack)
         and not config.sliding_window
         and is_power_of_two
         and config.head_dim >= MIN_DOT_SIZE

@@ -17,7 +17,7 @@ from qkv.decode.gpu import fused_kernels as kernels
 from qkv.decode.gpu.greedy import GreedyState
 from qkv.decode.gpu.static_runner import CacheView, StaticRunner
 from qkv.decode.support import EVERY_CHOICE, REPLICATED, Choices, is_unmodified, supports
-from qkv.models import Decoder, Seq2Seq
+from qkv.models import Network
 
 SLOTS_PER_PROGRAM = 256
 LOGITS_PER_PROGRAM = 1024
@@ -35,11 +35,11 @@ CHOICES: Choices = {
 """The config values that these kernels implement."""
 
 
-def is_supported(network: Decoder | Seq2Seq) -> bool:
+def is_supported(network: Network) -> bool:
     """Return whether the kernels implement this network, and none of its modules was replaced or has a hook."""
-    if type(network) is not Decoder or not supports(CHOICES, network.decoder.config):
+    if network.has_source or not supports(CHOICES, network.output_stack.config):
         return False
-    config, head, embedding = network.decoder.config, network.head, network.embedding
+    config, head, embedding = network.output_stack.config, network.head, network.output_embedding
     is_plain = (
         not config.sliding_window
         and config.head_dim & (config.head_dim - 1) == 0

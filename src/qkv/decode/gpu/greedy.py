@@ -14,7 +14,7 @@ from qkv.decode.gpu.graphs import GraphedSteps, is_in, run_steps
 from qkv.decode.gpu.matvec_linear import MatvecLinear, replace_linears
 from qkv.decode.gpu.static_runner import CacheView, StaticRunner
 from qkv.decode.runner import ModelRunner
-from qkv.models import Decoder, Seq2Seq
+from qkv.models import Network
 
 
 class GreedyState:
@@ -58,7 +58,7 @@ class Kernels:
     greedy_step: StepFactory
 
 
-def network_for_steps(runner: ModelRunner, *, compiled: bool) -> Decoder | Seq2Seq:
+def network_for_steps(runner: ModelRunner, *, compiled: bool) -> Network:
     """Return the network that the steps run. For compiled steps of one sequence, its linear maps are `MatvecLinear`."""
     if compiled and len(runner.tokens) == 1 and runner.tokens.is_cuda:
         return replace_linears(runner.network, MatvecLinear)

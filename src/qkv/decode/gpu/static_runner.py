@@ -27,7 +27,7 @@ from qkv.blocks.position import Rotary
 from qkv.decode.filters import NEG_INF
 from qkv.decode.runner import ModelRunner
 from qkv.decode.support import EVERY_CHOICE, is_unmodified, supports
-from qkv.models import Decoder, Seq2Seq
+from qkv.models import Network
 
 LENGTH_MULTIPLE = 64
 """Lengths are rounded up to a multiple of this number. Attention kernels would copy a mask whose length is not a
@@ -50,11 +50,11 @@ class GatheredRotary(Rotary):
         self.cos, self.sin = table.cos[0, 0][positions][:, None], table.sin[0, 0][positions][:, None]  # (N, 1, 1, D)
 
 
-def is_supported(network: Decoder | Seq2Seq) -> bool:
+def is_supported(network: Network) -> bool:
     """Return whether `StaticRunner` implements the modules of this network and its kernel. Training must be off."""
-    if network.training or not supports(EVERY_CHOICE, network.decoder.config) or not is_unmodified(network):
+    if network.training or not supports(EVERY_CHOICE, network.output_stack.config) or not is_unmodified(network):
         return False
-    return network.decoder.kernel in ("auto", "sdpa")  # only a stack of attention blocks has kernels
+    return network.output_stack.kernel in ("auto", "sdpa")  # only a stack of attention blocks has kernels
 
 
 class StaticRunner:
@@ -64,11 +64,11 @@ class StaticRunner:
     """
 
     def __init__(
-        self, runner: ModelRunner, max_new_tokens: int, *, num_beams: int = 1, network: Decoder | Seq2Seq | None = None
+        self, runner: ModelRunner, max_new_tokens: int, *, num_beams: int = 1, network: Network | None = None
     ) -> None:
         self.network = runner.network if network is None else network
-        self.stack, self.head, self.cross_cache = self.network.decoder, self.network.head, runner.cross_cache
-        self.embedding = self.network.target_embedding if isinstance(self.network, Seq2Seq) else self.network.embedding
+        self.stack, self.head, self.cross_cache = self.network.output_stack, self.network.head, runner.cross_cache
+        self.embedding = self.network.output_embedding
         self.batch_size, self.prompt_length = runner.tokens.shape
         self.num_beams = num_beams
         self.prefill_logits = runner.prefill()

@@ -16,10 +16,10 @@ from torch import Tensor
 from qkv.blocks import CrossCache
 from qkv.decode.cache_edits import crop_cache
 from qkv.decode.options import LogitsProcessor, is_integer
-from qkv.decode.runner import decoder_states, promote_to_float32
+from qkv.decode.runner import promote_to_float32
 from qkv.decode.sampling import argmax, sample
 from qkv.errors import UsageError
-from qkv.models import Decoder, Network, Seq2Seq
+from qkv.models import Network
 
 DRAFT_TOKENS = 4
 """The default number of tokens that a draft proposes at a time."""
@@ -56,7 +56,7 @@ class Draft(Protocol):
 
     def make_proposer(
         self,
-        network: Decoder | Seq2Seq,
+        network: Network,
         source: Sequence[int] | None,
         filters: list[LogitsProcessor],
         generator: torch.Generator | None,
@@ -78,7 +78,7 @@ class PromptLookup:
 
     def make_proposer(
         self,
-        network: Decoder | Seq2Seq,
+        network: Network,
         source: Sequence[int] | None,
         filters: list[LogitsProcessor],
         generator: torch.Generator | None,
@@ -118,7 +118,7 @@ class DraftModel:
 
     def make_proposer(
         self,
-        network: Decoder | Seq2Seq,
+        network: Network,
         source: Sequence[int] | None,
         filters: list[LogitsProcessor],
         generator: torch.Generator | None,
@@ -139,7 +139,6 @@ class DraftModel:
                 f"the draft has a vocabulary of {small.stack.vocab_size} tokens, the model one of "
                 f"{large.stack.vocab_size}; use a draft with the same tokenizer"
             )
-        assert isinstance(self.network, Decoder | Seq2Seq)
         return DraftModelProposer(self.network, source, filters, generator)
 
 
@@ -148,7 +147,7 @@ class DraftModelProposer:
 
     def __init__(
         self,
-        network: Decoder | Seq2Seq,
+        network: Network,
         source: Sequence[int] | None,
         filters: list[LogitsProcessor],
         generator: torch.Generator | None,
@@ -157,16 +156,15 @@ class DraftModelProposer:
         self.cache = network.new_cache(1, 64)
         self.device = next(network.parameters()).device
         self.cross_cache: CrossCache | None = None
-        if isinstance(network, Seq2Seq):
+        if network.has_source:
             assert source is not None
-            self.cross_cache = network.build_cross_cache(
-                network.encode(torch.tensor([list(source)], device=self.device))
-            )
+            memory = network.encode(torch.tensor([list(source)], device=self.device))
+            self.cross_cache = network.build_cross_cache(memory)
         self._cached_tokens: list[int] = []
 
     def propose(self, tokens: list[int], max_tokens: int) -> Proposal:
         """Propose up to `max_tokens` tokens. It stops early at the last position, or if every token is forbidden."""
-        config = self.network.decoder.config
+        config = self.network.output_stack.config
         if config.has_max_positions:
             max_tokens = min(max_tokens, config.max_positions - len(tokens) + 1)
         proposal = Proposal(draft_probs=None if self.generator is None else [])
@@ -192,7 +190,7 @@ class DraftModelProposer:
         crop_cache(self.cache, cached)
         new = torch.tensor([text[cached:]], device=self.device)
         self._cached_tokens = list(text)
-        x = decoder_states(self.network, new, cache=self.cache, memory=self.cross_cache)
+        x, _ = self.network.hidden(new, cache=self.cache, memory=self.cross_cache)
         return promote_to_float32(self.network.head.project(x[:, -1]))
 
 

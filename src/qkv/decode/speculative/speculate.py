@@ -21,11 +21,10 @@ from qkv.decode.cache_edits import crop_cache
 from qkv.decode.filters import make_filters
 from qkv.decode.loop import GenerationCall
 from qkv.decode.result import GenerationResult
-from qkv.decode.runner import ModelRunner, decoder_states, promote_to_float32
+from qkv.decode.runner import ModelRunner, promote_to_float32
 from qkv.decode.sampling import argmax, make_generators, sample
 from qkv.decode.selection import NonFiniteLogits, no_token_allowed, token_logprobs
 from qkv.errors import UsageError
-from qkv.models import Seq2Seq
 
 
 @dataclass
@@ -62,7 +61,7 @@ def _generate_one(call: GenerationCall, index: int, cpu: bool) -> SpeculativeRes
     tokens: list[int] = runner.tokens[0].tolist()
     filters = make_filters(options, eos_token_ids, len(tokens))
     generator = make_generators(options.seed, 1)[0] if options.temperature > 0 else None
-    source = prompt if isinstance(call.network, Seq2Seq) else None
+    source = prompt if call.network.has_source else None
     proposer = draft.make_proposer(call.network, source, filters, generator)
     result = SpeculativeResult("", [], 0.0, "length")
     sequence = call.new_sequence(index)
@@ -129,5 +128,5 @@ def residual_distribution(p: Tensor, q: Tensor) -> Tensor:
 def _verify(runner: ModelRunner, token_ids: list[int], num_logits: int) -> Tensor:
     """Run the model on new tokens. Returns the logits after each of the last `num_logits` tokens, (num_logits, V)."""
     ids = torch.tensor([token_ids], device=runner.tokens.device)
-    x = decoder_states(runner.network, ids, cache=runner.cache, memory=runner.cross_cache)
+    x, _ = runner.network.hidden(ids, cache=runner.cache, memory=runner.cross_cache)
     return promote_to_float32(runner.network.head.project(x[0, -num_logits:]))

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.blocks import Tap
+from qkv.blocks import Inputs, Tap
 from qkv.blocks.head import POOLED_KINDS
 from qkv.errors import UsageError
 from qkv.inside.autoencoder.model import SparseAutoencoder
-from qkv.inside.forward import Example, Inputs, make_inputs, run
+from qkv.inside.forward import Example, inputs_at, make_inputs, token_mask
 from qkv.inside.neurons import check_per_token_site
-from qkv.models import Encoder, Network, Seq2Seq
+from qkv.models import Network
 from qkv.models.runtime.eval_mode import eval_mode
 
 
@@ -67,13 +67,13 @@ def evaluate_autoencoder(
     with eval_mode(network), torch.no_grad():
         for inputs in batched_inputs(network, examples, batch_size):
             tap = Tap(record=[site])
-            logits = run(network, inputs, tap)
-            x = tap[site][token_mask(network, inputs, site)].float()  # (N, C)
+            logits = network(inputs, tap=tap)
+            x = tap[site][token_mask(inputs_at(inputs, site))].float()  # (N, C)
             features = autoencoder.encode(x)
             active += (features > 0).sum(0).cpu()
             moments.add(x, autoencoder.decode(features))
-            spliced = run(network, inputs, Tap(change={site: autoencoder}))
-            zero = run(network, inputs, Tap(change={site: torch.zeros_like}))
+            spliced = network(inputs, tap=Tap(change={site: autoencoder}))
+            zero = network(inputs, tap=Tap(change={site: torch.zeros_like}))
             for number, changed in enumerate((logits, spliced, zero)):
                 total, count = token_loss(network, inputs, logits, changed)
                 losses[number] += total
@@ -122,23 +122,13 @@ def batched_inputs(network: Network, examples: Iterable[Example], batch_size: in
         yield make_inputs(network, batch)
 
 
-def token_mask(network: Network, inputs: Inputs, site: str) -> Tensor:
-    """Return a mask (B, T) that is True at the tokens of a site and False at padding."""
-    ids, document_ids = inputs.ids, inputs.document_ids
-    if isinstance(network, Seq2Seq) and site.startswith("decoder"):
-        assert inputs.target_ids is not None
-        ids, document_ids = inputs.target_ids, inputs.target_document_ids
-    return torch.ones_like(ids, dtype=torch.bool) if document_ids is None else document_ids != 0
-
-
 def token_loss(network: Network, inputs: Inputs, original: Tensor, changed: Tensor) -> tuple[float, int]:
     """The summed loss of outputs (B, T, V), and the number of tokens that it is the sum of."""
-    if isinstance(network, Encoder) or network.head.config.kind != "lm":
-        is_token = token_mask(network, inputs, "decoder")
+    if not network.generates:
+        is_token = token_mask(inputs)
         original, changed = original[is_token].double(), changed[is_token].double()
         divergence = F.kl_div(changed.log_softmax(-1), original.log_softmax(-1), log_target=True, reduction="sum")
         return float(divergence), int(is_token.sum())
-    ids = inputs.ids if inputs.target_ids is None else inputs.target_ids
-    is_label = token_mask(network, inputs, "decoder")[:, 1:]
-    loss = F.cross_entropy(changed[:, :-1][is_label].double(), ids[:, 1:][is_label], reduction="sum")
+    is_label = token_mask(inputs)[:, 1:]
+    loss = F.cross_entropy(changed[:, :-1][is_label].double(), inputs.ids[:, 1:][is_label], reduction="sum")
     return float(loss), int(is_label.sum())

@@ -3,14 +3,15 @@
 Each check runs the network in float64 on random tokens twice, changes what must not matter, and compares the outputs.
 """
 
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from qkv.blocks import Inputs
 from qkv.inside.doctor.finding import Finding, failed, passed, skipped
 from qkv.inside.doctor.subject import Subject, random_ids, token_outputs
-from qkv.models import Network, Seq2Seq
+from qkv.models import Network
 
 MAX_DIFFERENCE = 1e-6
 """A larger change of an output, relative to the standard deviation of all outputs, is a leak. Rounding in float64 gives
@@ -31,11 +32,11 @@ def document_lengths(subject: Subject) -> tuple[int, int]:
     return min(DOCUMENT_LENGTHS[0], limit), min(DOCUMENT_LENGTHS[1], limit)
 
 
-def random_source(network: Network, batch_size: int, length: int) -> dict[str, Any]:
-    """A random source for an encoder-decoder, as keyword arguments of `token_outputs`."""
-    if not isinstance(network, Seq2Seq):
-        return {}
-    return {"source": random_ids(network.encoder.config.vocab_size, batch_size, length, seed=7)}
+def random_source(network: Network, batch_size: int, length: int) -> Inputs | None:
+    """A random source for an encoder-decoder."""
+    if not network.has_source:
+        return None
+    return Inputs(random_ids(network.stacks["encoder"].config.vocab_size, batch_size, length, seed=7))
 
 
 def check_future(subject: Subject) -> Finding:
@@ -45,14 +46,15 @@ def check_future(subject: Subject) -> Finding:
     network, (_, length) = subject.copy(torch.float64), document_lengths(subject)
     vocab_size = subject.config.stack.vocab_size
     ids = random_ids(vocab_size, 2, length)
-    options = random_source(network, 2, length)
+    source = random_source(network, 2, length)
     with torch.no_grad():
-        before = token_outputs(network, ids, **options)
+        before = token_outputs(network, Inputs(ids, source=source))
         worst, where = 0.0, 0
         for first in range(1, length):
             changed = ids.clone()
             changed[:, first:] = (changed[:, first:] + 1) % vocab_size
-            change = relative_change(before[:, :first], token_outputs(network, changed, **options)[:, :first])
+            after = token_outputs(network, Inputs(changed, source=source))
+            change = relative_change(before[:, :first], after[:, :first])
             if change > worst:
                 worst, where = change, first
     if worst > MAX_DIFFERENCE:
@@ -67,28 +69,28 @@ def check_future(subject: Subject) -> Finding:
     return passed(f"changing later tokens changes no output (at most {worst:.1g})", change=worst)
 
 
-def pad(ids: Tensor, left: int, right: int, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Pad sequences (B, T) with random tokens, and return them with their document ids."""
+def pad(ids: Tensor, left: int, right: int, vocab_size: int) -> Inputs:
+    """Pad sequences (B, T) with random tokens."""
     size = len(ids)
     parts = [random_ids(vocab_size, size, left, seed=3), ids, random_ids(vocab_size, size, right, seed=4)]
-    return torch.cat(parts, dim=1), torch.tensor([0] * left + [1] * ids.shape[1] + [0] * right).repeat(size, 1)
+    document_ids = torch.tensor([0] * left + [1] * ids.shape[1] + [0] * right).repeat(size, 1)
+    return Inputs(torch.cat(parts, dim=1), document_ids=document_ids)
 
 
 def check_padding(subject: Subject) -> Finding:
     """Outputs must not change when a sequence is padded, whatever tokens the padding has."""
     vocab_size = subject.config.stack.vocab_size
     network, (length, _) = subject.copy(torch.float64), document_lengths(subject)
-    ids, options = random_ids(vocab_size, 2, length), random_source(network, 2, length)
+    ids, source = random_ids(vocab_size, 2, length), random_source(network, 2, length)
     changes = {}
     with torch.no_grad():
-        plain = token_outputs(network, ids, **options)
+        plain = token_outputs(network, Inputs(ids, source=source))
         for side, (left, right) in {"left": (PAD_TOKENS, 0), "right": (0, PAD_TOKENS)}.items():
-            padded, document_ids = pad(ids, left, right, vocab_size)
-            outputs = token_outputs(network, padded, document_ids, **options)
+            outputs = token_outputs(network, replace(pad(ids, left, right, vocab_size), source=source))
             changes[side] = relative_change(plain, outputs[:, left : left + length])
-            if isinstance(network, Seq2Seq):
-                padded, document_ids = pad(options["source"], left, right, network.encoder.config.vocab_size)
-                outputs = token_outputs(network, ids, source=padded, source_document_ids=document_ids)
+            if source is not None:
+                padded = pad(source.ids, left, right, network.stacks["encoder"].config.vocab_size)
+                outputs = token_outputs(network, Inputs(ids, source=padded))
                 changes[f"source {side}"] = relative_change(plain, outputs)
     side = max(changes, key=lambda name: changes[name])
     if changes[side] > MAX_DIFFERENCE:
@@ -106,18 +108,20 @@ def check_neighbours(subject: Subject) -> Finding:
     vocab_size = subject.config.stack.vocab_size
     network, lengths = subject.copy(torch.float64), document_lengths(subject)
     parts = [random_ids(vocab_size, 1, length, seed=number) for number, length in enumerate(lengths)]
-    sources = [random_source(network, 1, length).get("source") for length in lengths]
+    sources = [random_source(network, 1, length) for length in lengths]
     document_ids = torch.tensor([[1] * lengths[0] + [2] * lengths[1]])
-    packed: dict[str, Any] = {}
-    if isinstance(network, Seq2Seq):
-        packed = {"source": torch.cat(sources, dim=1), "source_document_ids": document_ids}  # type: ignore[arg-type]
+    packed = both = None
+    if sources[0] is not None:
+        packed = Inputs(torch.cat([source.ids for source in sources if source], dim=1), document_ids=document_ids)
+        both = Inputs(sources[0].ids.repeat(2, 1))
     with torch.no_grad():
-        alone = [token_outputs(network, ids, source=source) for ids, source in zip(parts, sources, strict=True)]
-        together = token_outputs(network, torch.cat(parts, dim=1), document_ids, **packed)
+        pairs = zip(parts, sources, strict=True)
+        alone = [token_outputs(network, Inputs(ids, source=source)) for ids, source in pairs]
+        inputs = Inputs(torch.cat(parts, dim=1), document_ids=document_ids, source=packed)
+        together = token_outputs(network, inputs)
         batch = parts[0].repeat(2, 1)
         batch[1] = (batch[1] + 1) % vocab_size
-        options = {} if sources[0] is None else {"source": sources[0].repeat(2, 1)}
-        batched = token_outputs(network, batch, **options)[:1]
+        batched = token_outputs(network, Inputs(batch, source=both))[:1]
     changes = {
         "packed document": relative_change(torch.cat(alone, dim=1), together),
         "sequence": relative_change(alone[0], batched),

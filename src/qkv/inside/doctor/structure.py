@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import torch
-from torch import nn
 
+from qkv.blocks import Inputs
 from qkv.inside.doctor.finding import Finding, failed, passed, skipped, warned
 from qkv.inside.doctor.leaks import MAX_DIFFERENCE, document_lengths, random_source, relative_change
 from qkv.inside.doctor.subject import Subject, hidden_states, project_tokens, random_ids, token_outputs
-from qkv.models import Encoder, Network, Seq2Seq
+from qkv.models import Network
 
 MAX_UNKNOWN_FRACTION = 0.05
 """A larger fraction of unknown tokens in the data is worth a warning."""
@@ -22,8 +22,8 @@ def check_tokenizer(subject: Subject) -> Finding:
     if tokenizer is None:
         return skipped("the model has no tokenizer")
     sides = {"the embedding": (tokenizer.target, embedding_rows(subject.network))}
-    if isinstance(subject.network, Seq2Seq):
-        sides["the source embedding"] = (tokenizer, subject.network.source_embedding.token.num_embeddings)
+    if subject.network.has_source:
+        sides["the source embedding"] = (tokenizer, subject.network.embeddings["encoder"].token.num_embeddings)
     for where, (side, rows) in sides.items():
         if side.vocab_size > rows:
             return failed(
@@ -56,12 +56,7 @@ def check_tokenizer(subject: Subject) -> Finding:
 
 def embedding_rows(network: Network) -> int:
     """The number of rows of the embedding under the head."""
-    return token_embedding(network).num_embeddings
-
-
-def token_embedding(network: Network) -> nn.Embedding:
-    """The token embedding of the stack that the head reads."""
-    return network.target_embedding.token if isinstance(network, Seq2Seq) else network.embedding.token
+    return network.output_embedding.token.num_embeddings
 
 
 def unknown_fraction(subject: Subject) -> float:
@@ -77,11 +72,11 @@ def unknown_fraction(subject: Subject) -> float:
 def check_tied(subject: Subject) -> Finding:
     """Weights that the config ties must be one tensor, not two that are equal at first."""
     network, config = subject.network, subject.config
-    embedding, wrong = token_embedding(network).weight, []
+    embedding, wrong = network.output_embedding.token.weight, []
     if config.head.tied and network.head.out is not None and network.head.out.weight is not embedding:
         wrong.append("the output matrix of the head and the token embedding")
-    if isinstance(network, Seq2Seq):
-        is_shared = network.source_embedding.token.weight is embedding
+    if network.has_source:
+        is_shared = network.embeddings["encoder"].token.weight is embedding
         if config.share_embeddings and not is_shared:
             wrong.append("the embeddings of source and target")
     if wrong:
@@ -97,12 +92,12 @@ def check_tied(subject: Subject) -> Finding:
 def check_source(subject: Subject) -> Finding:
     """The output must depend on the source or, without a source, on other tokens of the text."""
     network, batch = subject.copy(torch.float64), subject.batch
-    what = "source" if isinstance(network, Seq2Seq) else "first token"
+    what = "source" if network.has_source else "first token"
     with torch.no_grad():
-        if isinstance(network, Seq2Seq):
+        if network.has_source:
             before = hidden_states(network, batch)
             assert batch.source_ids is not None
-            other = (batch.source_ids + 1) % network.encoder.config.vocab_size
+            other = (batch.source_ids + 1) % network.stacks["encoder"].config.vocab_size
             after = hidden_states(network, replace(batch, source_ids=other))
         else:
             length, vocab_size = document_lengths(subject)[1], subject.config.stack.vocab_size
@@ -111,10 +106,10 @@ def check_source(subject: Subject) -> Finding:
             ids = random_ids(vocab_size, 2, length)
             changed = ids.clone()
             changed[:, 0] = (changed[:, 0] + 1) % vocab_size
-            before, after = (token_outputs(network, one)[:, 1:2] for one in (ids, changed))
+            before, after = (token_outputs(network, Inputs(each))[:, 1:2] for each in (ids, changed))
     effect = relative_change(before, after)
     if effect < MIN_SOURCE_EFFECT:
-        part = "cross-attention" if isinstance(network, Seq2Seq) else "attention"
+        part = "cross-attention" if network.has_source else "attention"
         return failed(
             f"another {what} changes the outputs by only {effect:.1g} standard deviations",
             f"the model ignores it; check the {part}: its mask, its output projection, and that its result is added "
@@ -127,22 +122,15 @@ def check_source(subject: Subject) -> Finding:
 def check_cache(subject: Subject) -> Finding:
     """Decoding with a KV cache must give the same outputs as one forward pass without a cache."""
     network, (_, length) = subject.copy(torch.float64), document_lengths(subject)
-    if isinstance(network, Encoder):
+    if not network.is_causal:
         return skipped("an encoder has no KV cache")
-    ids, options = random_ids(subject.config.stack.vocab_size, 2, length), random_source(network, 2, length)
+    ids, source = random_ids(subject.config.stack.vocab_size, 2, length), random_source(network, 2, length)
     with torch.no_grad():
-        full = token_outputs(network, ids, **options)
-        cache, memory = network.new_cache(2, length), None
-        if isinstance(network, Seq2Seq):
-            memory = network.build_cross_cache(network.encode(options["source"]))
-        steps = []
-        for chunk in ids.split([length - length // 2, *[1] * (length // 2)], dim=1):  # a prefill, then single tokens
-            if isinstance(network, Seq2Seq):
-                assert memory is not None
-                x, _ = network.hidden(chunk, memory, cache=cache)
-            else:
-                x, _ = network.hidden(chunk, cache=cache)
-            steps.append(x)
+        full = token_outputs(network, Inputs(ids, source=source))
+        cache = network.new_cache(2, length)
+        memory = None if source is None else network.build_cross_cache(network.encode(source))
+        chunks = ids.split([length - length // 2, *[1] * (length // 2)], dim=1)  # a prefill, then single tokens
+        steps = [network.hidden(chunk, memory=memory, cache=cache)[0] for chunk in chunks]
         cached = project_tokens(network, torch.cat(steps, dim=1))
     change = relative_change(full, cached)
     if change > MAX_DIFFERENCE:

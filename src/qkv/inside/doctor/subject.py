@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.blocks import Tap
+from qkv.blocks import Inputs, Tap
 from qkv.blocks.head import POOLED_KINDS
 from qkv.data.load.batch import Batch
 from qkv.data.objectives import IGNORE_INDEX
-from qkv.models import Config, Encoder, Network, Seq2Seq
+from qkv.models import Config, Network
 from qkv.text import Tokenizer
 from qkv.train.loss.training_module import TrainingModule, count_labels, make_labelled_batch
 from qkv.train.recipe.schema import ObjectiveSection, TrainSection
@@ -58,10 +58,8 @@ class Subject:
     def copy(self, dtype: torch.dtype = torch.float32) -> Network:
         """A copy of the network without dropout. A check may train it or change it."""
         network = deepcopy(self.network).to(dtype).eval()
-        for name in ("encoder", "decoder"):
-            stack = getattr(network, name, None)
-            if stack is not None:
-                stack.gradient_checkpointing = False
+        for stack in network.stacks.values():
+            stack.gradient_checkpointing = False
         return network
 
     def loss(self, network: Network, batch: Batch | None = None) -> Tensor:
@@ -75,30 +73,22 @@ class Subject:
 
 def hidden_states(network: Network, batch: Batch, tap: Tap | None = None) -> Tensor:
     """The input of the head for each position of a batch, (B, T, C)."""
-    layout: dict[str, Any] = {"document_ids": batch.document_ids, "positions": batch.positions}
-    if isinstance(network, Seq2Seq):
-        assert batch.source_ids is not None
-        memory = network.encode(batch.source_ids, batch.source_document_ids, batch.source_positions, tap=tap)
-        return network.hidden(batch.ids, memory, **layout, tap=tap)[0]
-    if isinstance(network, Encoder):
-        layout["token_type_ids"] = batch.token_type_ids
-    return network.hidden(batch.ids, **layout, tap=tap)[0]
+    source = None
+    if batch.source_ids is not None:
+        source = Inputs(batch.source_ids, document_ids=batch.source_document_ids, positions=batch.source_positions)
+    inputs = Inputs(
+        batch.ids,
+        document_ids=batch.document_ids,
+        positions=batch.positions,
+        token_type_ids=batch.token_type_ids,
+        source=source,
+    )
+    return network.hidden(inputs, tap=tap)[0]
 
 
-def token_outputs(
-    network: Network,
-    ids: Tensor,
-    document_ids: Tensor | None = None,
-    source: Tensor | None = None,
-    source_document_ids: Tensor | None = None,
-) -> Tensor:
+def token_outputs(network: Network, inputs: Inputs) -> Tensor:
     """The output for each token: the head's, or the hidden state if the head pools documents. (B, T, V or C)."""
-    if isinstance(network, Seq2Seq):
-        assert source is not None
-        x, _ = network.hidden(ids, network.encode(source, source_document_ids), document_ids)
-    else:
-        x, _ = network.hidden(ids, document_ids)
-    return project_tokens(network, x)
+    return project_tokens(network, network.hidden(inputs)[0])
 
 
 def project_tokens(network: Network, x: Tensor) -> Tensor:

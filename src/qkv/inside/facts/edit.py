@@ -47,7 +47,7 @@ def edit_fact(
     smallest = ridge * covariance.diagonal().mean()
     solved = torch.linalg.solve(covariance + smallest * torch.eye(len(covariance)), key)
     edited = FactModel(deepcopy(model.network), model.tokenizer)
-    down = edited.network.decoder.block_of(layer).ffn.down  # type: ignore[union-attr]
+    down = edited.network.output_stack.block_of(layer).ffn.down  # type: ignore[union-attr]
     with torch.no_grad():
         down.weight += torch.outer(change, solved / (solved @ key))  # type: ignore[union-attr, operator]
     return edited
@@ -96,7 +96,7 @@ def mean_value(model: FactModel, world: FactWorld, relation: str, value: str, si
     """The mean output of an MLP at the names of the people who have a value; zeros if there is nobody, (C,)."""
     people = [fact for fact in world.facts if (fact.relation, fact.value) == (relation, value)]
     if not people:
-        return torch.zeros(model.network.decoder.config.width)
+        return torch.zeros(model.network.output_stack.config.width)
     ids, last, subject, _ = model.encode(world.prompts(people, range(EDIT_TEMPLATES)))
     tap = Tap(record=[site])
     model.answer_logits(ids, last, tap)

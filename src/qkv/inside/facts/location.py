@@ -41,7 +41,7 @@ def locate_facts(model: FactModel, world: FactWorld, *, max_pairs: int = 256, se
     clean, other = pair_prompts(world, max_pairs, seed)
     ids, last, subject, answers = model.encode(clean)
     other_ids, _, _, other_answers = model.encode(other)
-    rows, layers = torch.arange(len(ids)), model.network.decoder.config.layers
+    rows, layers = torch.arange(len(ids)), model.network.output_stack.config.layers
     tap = Tap(record=["decoder.*.mlp_out"])
     difference = logit_difference(model.answer_logits(ids, last, tap), answers, other_answers)
     base = logit_difference(model.answer_logits(other_ids, last), answers, other_answers)

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.blocks import HeadConfig, StackConfig, Tap
+from qkv.blocks import HeadConfig, Inputs, StackConfig, Tap
 from qkv.errors import UsageError
 from qkv.inside.facts.world import VALUES, FactPrompt, FactWorld
-from qkv.models import Config, Decoder, build
-from qkv.models.runtime.padding import pad_sequences
+from qkv.models import Config, Network, build
 from qkv.text import Tokenizer
 
 
@@ -22,7 +21,7 @@ from qkv.text import Tokenizer
 class FactModel:
     """A decoder that knows the facts of a world, and its tokenizer, whose tokens are words."""
 
-    network: Decoder
+    network: Network
     tokenizer: Tokenizer
 
     def encode(self, prompts: Sequence[FactPrompt]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -31,7 +30,7 @@ class FactModel:
         last = torch.tensor([len(ids) - 1 for ids in encoded])
         subject = torch.tensor([prompt.subject_end - 1 for prompt in prompts])
         answers = torch.tensor([self.token(prompt.fact.value) for prompt in prompts])
-        return pad_sequences(encoded, 0), last, subject, answers
+        return Inputs.from_sequences(encoded).ids, last, subject, answers
 
     def token(self, word: str) -> int:
         """The token id of a word."""
@@ -87,7 +86,7 @@ def train_fact_model(
     return model
 
 
-def build_fact_network(vocab_size: int, width: int, layers: int, seed: int) -> Decoder:
+def build_fact_network(vocab_size: int, width: int, layers: int, seed: int) -> Network:
     """A decoder whose first layers see one token back, and whose last layer sees all tokens but has no MLP."""
     stack = StackConfig(
         vocab_size=vocab_size,
@@ -103,8 +102,7 @@ def build_fact_network(vocab_size: int, width: int, layers: int, seed: int) -> D
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = build(Config(decoder=stack, head=HeadConfig(kind="lm", outputs=vocab_size)))
-    assert isinstance(network, Decoder)
-    last_mlp = network.decoder.blocks[-1].ffn
+    last_mlp = network.output_stack.blocks[-1].ffn
     last_mlp.requires_grad_(False)
     for parameter in last_mlp.down.parameters():  # type: ignore[union-attr]
         nn.init.zeros_(parameter)

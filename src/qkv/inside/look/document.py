@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from qkv.blocks import Embedding, SequenceLayout, Stack, make_layout
+from qkv.blocks import SequenceLayout, make_layout
 from qkv.errors import UsageError
 from qkv.inside.attention import head_summaries
 from qkv.inside.look.attention import (
@@ -28,7 +28,7 @@ from qkv.inside.look.words import group_words
 from qkv.inside.sites import require_blocks
 from qkv.inside.tokens import TokenList, list_tokens
 from qkv.inside.trace import Trace
-from qkv.models import Config, Network, Seq2Seq
+from qkv.models import Config, Network
 from qkv.page import WEIGHT_ERROR
 from qkv.text import Tokenizer
 
@@ -87,7 +87,7 @@ def make_document(
         document["embeddings"] = [
             describe_embedding(
                 stack,
-                embedding_of(network, stack.name),
+                network.embeddings[stack.name],
                 trace.tokens[stack.name].ids,
                 trace[f"{stack.name}.0.resid_pre"],
                 token_type_ids,
@@ -253,18 +253,10 @@ def join_text(tokens: TokenList, tokenizer: Tokenizer | None, stack: str) -> str
 
 def list_attentions(network: Network, layouts: Mapping[str, SequenceLayout]) -> list[AttentionKind]:
     """The attentions of a model for which there are layouts: encoder, decoder, cross-attention."""
-    stacks: dict[str, Stack] = {name: getattr(network, name) for name in layouts}
-    kinds = [AttentionKind(name, stack, layouts[name], layouts[name]) for name, stack in stacks.items()]
-    if isinstance(network, Seq2Seq) and "decoder" in layouts:
-        kinds.append(AttentionKind("cross", network.decoder, layouts["decoder"], layouts["encoder"]))
+    kinds = [AttentionKind(name, network.stacks[name], layout, layout) for name, layout in layouts.items()]
+    if network.has_source and "decoder" in layouts:
+        kinds.append(AttentionKind("cross", network.stacks["decoder"], layouts["decoder"], layouts["encoder"]))
     return kinds
-
-
-def embedding_of(network: Network, stack: str) -> Embedding:
-    """The embedding below a stack."""
-    if isinstance(network, Seq2Seq):
-        return network.source_embedding if stack == "encoder" else network.target_embedding
-    return network.embedding
 
 
 def _choose(chosen: Sequence[int] | None, count: int, noun: str, config: Config) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import Stack
-from qkv.inside.neurons import output_stack, promoted_texts
+from qkv.inside.neurons import promoted_texts
 from qkv.models import Network
 from qkv.page import pack, pack_signed
 from qkv.text import Tokenizer
@@ -30,7 +30,7 @@ def describe_layer(
     activations = values[f"{stack.name}.{layer}.mlp_post"].float()  # (T, F)
     described = describe_units(activations)
     promotes = None
-    if network.config.head.kind in ("lm", "mlm") and stack is output_stack(network):
+    if network.config.head.kind in ("lm", "mlm") and stack is network.output_stack:
         weight: Tensor = stack.block_of(layer).ffn.down.weight  # type: ignore[union-attr, assignment]
         promotes = promoted_texts(network, weight[:, described["neurons"]].T, tokenizer, NUM_PROMOTED)
     return {"stack": stack.name, "layer": layer, "promotes": promotes, **described}

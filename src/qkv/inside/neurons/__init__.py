@@ -18,7 +18,6 @@ from qkv.inside.neurons.vocabulary import (
     VocabularyEffect,
     direction_effect,
     direction_logits,
-    output_stack,
     promoted_texts,
     vocabulary_effect,
 )
@@ -31,7 +30,6 @@ __all__ = [
     "check_per_token_site",
     "direction_effect",
     "direction_logits",
-    "output_stack",
     "promoted_texts",
     "stream_site",
     "top_examples",

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from qkv.blocks import Tap
 from qkv.errors import UsageError
-from qkv.inside.forward import Example, make_inputs, run
+from qkv.inside.forward import Example, inputs_at, make_inputs, token_mask
 from qkv.inside.sites import check_sites
 from qkv.inside.tokens import TokenList, list_tokens
-from qkv.models import Network, Seq2Seq
+from qkv.models import Network
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.progress import OnProgress
 from qkv.text import Tokenizer
@@ -99,13 +99,9 @@ def stream_site(
         inputs = make_inputs(network, batch)
         tap = Tap(record=[site])
         with eval_mode(network):
-            run(network, inputs, tap, with_head=False)
-        ids, document_ids = inputs.ids, inputs.document_ids
-        if isinstance(network, Seq2Seq) and site.startswith("decoder"):
-            assert inputs.target_ids is not None
-            ids, document_ids = inputs.target_ids, inputs.target_document_ids
-        is_token = torch.ones_like(ids, dtype=torch.bool) if document_ids is None else document_ids != 0
-        yield tap[site].detach(), ids, is_token
+            network.hidden(inputs, tap=tap)
+        read = inputs_at(inputs, site)
+        yield tap[site].detach(), read.ids, token_mask(read)
         done += len(batch)
         if progress is not None:
             progress(done, 0)

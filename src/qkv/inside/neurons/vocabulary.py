@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from qkv.blocks import Stack
 from qkv.errors import UsageError
 from qkv.inside.sites import require_blocks
 from qkv.inside.tokens import list_tokens
-from qkv.models import Encoder, Network
+from qkv.models import Network
 from qkv.text import Tokenizer
 
 
@@ -44,7 +43,7 @@ def vocabulary_effect(
     the vocabulary, as if it reached the head directly: the effect through later layers is left out.
     """
     require_blocks(network.config, "the effect of a neuron on the vocabulary")
-    stack = output_stack(network)
+    stack = network.output_stack
     if not 0 <= layer < stack.config.layers:
         raise UsageError(f"layer = {layer}: this model has layers 0 … {stack.config.layers - 1}")
     weight: Tensor = stack.block_of(layer).ffn.down.weight  # type: ignore[union-attr, assignment]
@@ -86,7 +85,7 @@ def direction_logits(network: Network, direction: Tensor) -> Tensor:
     residual stream is left out. A dense layer of the head (masked language models) counts as linear.
     """
     require_blocks(network.config, "the effect of a direction on the vocabulary")
-    head, stack = network.head, output_stack(network)
+    head, stack = network.head, network.output_stack
     if head.config.kind not in ("lm", "mlm") or head.out is None:
         raise UsageError(f"this model has a {head.config.kind} head, which does not predict tokens")
     norm = stack.norm if stack.norm is not None else stack.blocks[-1].ffn_sub.norm
@@ -100,8 +99,3 @@ def direction_logits(network: Network, direction: Tensor) -> Tensor:
         gain = getattr(one, "weight", None)
         x = x if gain is None else x * gain.float()
     return (x * head.scale) @ head.out.weight.float().T
-
-
-def output_stack(network: Network) -> Stack:
-    """The stack under the head."""
-    return network.encoder if isinstance(network, Encoder) else network.decoder

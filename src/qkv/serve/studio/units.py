@@ -14,8 +14,7 @@ from qkv.errors import UsageError
 from qkv.inside import SparseAutoencoder, Trace, direction_effect, top_examples, vocabulary_effect
 from qkv.inside.forward import Example
 from qkv.inside.look.neurons import NUM_PROMOTED, describe_units
-from qkv.inside.neurons import VocabularyEffect, output_stack, promoted_texts
-from qkv.models import Seq2Seq
+from qkv.inside.neurons import VocabularyEffect, promoted_texts
 from qkv.serve.studio.answer import find_answers, read_text
 from qkv.serve.studio.requests import MAX_TOKENS, ExamplesRequest
 
@@ -49,7 +48,7 @@ def describe_features(
 def promotes_tokens(model: Model, site: str) -> bool:
     """Whether a direction at a site has a direct effect on the logits of tokens."""
     stack, activation = site.split(".")[0], site.rsplit(".", 1)[-1]
-    predicts = model.config.head.kind in ("lm", "mlm") and stack == output_stack(model.network).name
+    predicts = model.config.head.kind in ("lm", "mlm") and stack == model.network.output_stack.name
     return predicts and activation in RESIDUAL_SITES
 
 
@@ -97,7 +96,7 @@ def find_effect(model: Model, site: str, unit: int, autoencoder: SparseAutoencod
         if not promotes_tokens(model, site):
             return None
         return direction_effect(model.network, autoencoder.decoder[unit], model.tokenizer, num_tokens=NUM_EFFECTS)
-    is_read = model.config.head.kind in ("lm", "mlm") and stack == output_stack(model.network).name
+    is_read = model.config.head.kind in ("lm", "mlm") and stack == model.network.output_stack.name
     if activation != "mlp_post" or not is_read:
         return None
     return vocabulary_effect(model.network, int(layer), unit, model.tokenizer, num_tokens=NUM_EFFECTS)
@@ -110,7 +109,7 @@ def make_examples(model: Model, texts: Sequence[str], site: str) -> list[Example
     if longest > MAX_TOKENS:
         raise UsageError(f"an example has {longest:,} tokens, and at most {MAX_TOKENS} are read; shorten it")
     network = model.network
-    if not isinstance(network, Seq2Seq):
+    if not network.has_source:
         return list(sources)
     reads_outputs = site.startswith("decoder") and model.config.head.kind == "lm"
     written = [answer.ids for answer in find_answers(model, texts)] if reads_outputs else [()] * len(texts)

@@ -1,6 +1,6 @@
 """`model.vectors`: the embedding of a new model starts from pretrained word vectors (GloVe, word2vec)."""
 
-from qkv.models import Config, Network, Seq2Seq
+from qkv.models import Config, Network
 from qkv.store.word_vectors import WordVectors, read_word_vectors
 from qkv.text import Tokenizer
 from qkv.train.recipe.schema import ModelSection
@@ -39,5 +39,4 @@ def whole_word_token_ids(tokenizer: Tokenizer) -> dict[str, int]:
 
 def apply_word_vectors(network: Network, vectors: WordVectors) -> None:
     """Overwrite the embeddings of the tokens that have a vector in the file."""
-    embedding = network.source_embedding if isinstance(network, Seq2Seq) else network.embedding
-    vectors.apply(embedding.token)
+    vectors.apply(next(iter(network.embeddings.values())).token)

@@ -16,12 +16,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from qkv.blocks import RecurrentCache, SelfCache
+from qkv.blocks import Inputs, RecurrentCache, SelfCache
 from qkv.decode.cache_edits import crop_cache, reorder_cache
 from qkv.decode.constrained.token_bytes import TokenBytes
 from qkv.decode.runner import next_logits, promote_to_float32
 from qkv.errors import UsageError
-from qkv.models import Decoder
+from qkv.models import Network
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.tasks.results import Completion, Suggestion
 from qkv.tasks.task import TextModel, check_count
@@ -56,7 +56,6 @@ class Completer:
     """Suggests continuations, and keeps the keys and values of the text between calls."""
 
     def __init__(self, model: TextModel) -> None:
-        assert isinstance(model.network, Decoder)
         self.network, self.tokenizer, self.config = model.network, model.tokenizer, model.config
         self.version = weights_version(model.network)
         self.token_bytes = TokenBytes(model.tokenizer, model.config.stack.vocab_size)
@@ -116,8 +115,8 @@ class Completer:
                 crop_cache(cache, known)
         if cache is None or known == 0:
             cache = self.network.new_cache(1, len(ids) + 64)
-        new = torch.tensor([ids[known:]], device=next(self.network.parameters()).device)
-        logits = next_logits(self.network, new, None, cache=cache, cross_cache=None)
+        new = Inputs(torch.tensor([ids[known:]], device=self.network.device))
+        logits = next_logits(self.network, new, cache=cache)
         self.cache, self.cached_ids = cache, list(ids)
         return promote_to_float32(logits)
 
@@ -161,8 +160,8 @@ class Completer:
                 break
             beams = [one for _, one in kept]
             reorder_cache(cache, torch.tensor([row for row, _ in kept], device=logits.device), len(self.cached_ids))
-            new = torch.tensor([[one.token] for one in beams], device=logits.device)
-            logits = promote_to_float32(next_logits(self.network, new, None, cache=cache, cross_cache=None))
+            new = Inputs(torch.tensor([[one.token] for one in beams], device=logits.device))
+            logits = promote_to_float32(next_logits(self.network, new, cache=cache))
         return {text: logprob - typed_logprob for text, logprob in found.items()}
 
     def matching_tokens(self, rest: bytes) -> tuple[list[int], list[int]]:
@@ -195,7 +194,7 @@ def last_word_start(text: str) -> int:
     return max(0, len(text) - len(words[-1]) - 1)
 
 
-def copy_cache(network: Decoder, source: SelfCache, num_new: int) -> SelfCache:
+def copy_cache(network: Network, source: SelfCache, num_new: int) -> SelfCache:
     """Return a copy of a cache of one sequence, with room for `num_new` more tokens."""
     if isinstance(source, RecurrentCache):
         return copy.deepcopy(source)

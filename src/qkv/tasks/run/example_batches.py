@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.blocks import SequenceLayout
+from qkv.blocks import Inputs, SequenceLayout
+from qkv.blocks.inputs import pad_sequences
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.objectives import IGNORE_INDEX, ClassificationObjective, FlatExamples
 from qkv.errors import UsageError
-from qkv.models import Config, Encoder, Network, Seq2Seq
-from qkv.models.runtime.padding import pad_sequences
+from qkv.models import Config, Network
 from qkv.progress import OnProgress
 from qkv.tasks.task import TextModel
 
@@ -54,7 +54,7 @@ class ExampleBatches:
     """Runs a network on examples, batch by batch. Call its methods inside `eval_mode(network)`."""
 
     def __init__(self, network: Network, examples: FlatExamples, pad_token_id: int) -> None:
-        if isinstance(network, Seq2Seq):
+        if network.has_source:
             raise UsageError(
                 "this model is an encoder-decoder, but the task needs an encoder-only or decoder-only model; use "
                 "another model"
@@ -65,27 +65,25 @@ class ExampleBatches:
         self.ids = self._split(examples.ids)
         self.labels = None if examples.labels is None else self._split(examples.labels)
         types = examples.token_type_ids
-        has_types = isinstance(network, Encoder) and network.config.stack.token_types > 1
+        has_types = network.config.stack.token_types > 1
         self.token_type_ids = self._split(types) if has_types and types is not None else None
-        self.device = next(network.parameters()).device
 
     def _split(self, flat: np.ndarray) -> list[np.ndarray]:
         return np.split(flat, np.cumsum(self.lengths)[:-1])
 
-    def pad(self, values: Sequence[np.ndarray], chosen: Sequence[int], fill_value: int) -> Tensor:
-        """The values of the chosen examples as (B, T), right-padded, on the network's device."""
-        return pad_sequences([values[i] for i in chosen], fill_value).to(self.device)
+    def inputs(self, chosen: Sequence[int]) -> Inputs:
+        """The chosen examples as a batch, right-padded."""
+        return Inputs.from_sequences(
+            [self.ids[i] for i in chosen],
+            pad_token_id=self.pad_token_id,
+            token_type_ids=None if self.token_type_ids is None else [self.token_type_ids[i] for i in chosen],
+            always_document_ids=True,
+            device=self.network.device,
+        )
 
     def hidden(self, chosen: Sequence[int], selected: Tensor | None = None) -> tuple[Tensor, SequenceLayout]:
         """The hidden states (B, T, C) of the chosen examples, or (N, C) of `selected` positions, and the layout."""
-        ids = self.pad(self.ids, chosen, self.pad_token_id)
-        lengths = torch.from_numpy(self.lengths[chosen].astype(np.int64)).to(self.device)
-        document_ids = (torch.arange(ids.shape[1], device=self.device) < lengths[:, None]).long()
-        if self.token_type_ids is not None:
-            assert isinstance(self.network, Encoder)
-            types = self.pad(self.token_type_ids, chosen, 0)
-            return self.network.hidden(ids, document_ids, token_type_ids=types, selected=selected)
-        return self.network.hidden(ids, document_ids, selected=selected)
+        return self.network.hidden(self.inputs(chosen), selected=selected)
 
     def outputs(self, chosen: Sequence[int]) -> Tensor:
         """The outputs of the head in float32 or better: (B, V) for a head that pools, else (B, T, V)."""
@@ -95,7 +93,7 @@ class ExampleBatches:
     def labelled_logits(self, chosen: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
         """The logits (n, V) and labels (n,) of the labelled positions, at most `LOGITS_CHUNK` at a time."""
         assert self.labels is not None
-        labels = self.pad(self.labels, chosen, IGNORE_INDEX).flatten()
+        labels = pad_sequences([self.labels[i] for i in chosen], IGNORE_INDEX).flatten().to(self.network.device)
         selected = (labels != IGNORE_INDEX).nonzero()[:, 0]
         x, _ = self.hidden(chosen, selected)
         for vectors, targets in zip(x.split(LOGITS_CHUNK), labels[selected].split(LOGITS_CHUNK), strict=True):

@@ -10,7 +10,7 @@ from qkv.errors import UsageError
 from qkv.inside.look.document import LookOptions, document_sites, make_document, make_mask_document
 from qkv.inside.look.page import Look
 from qkv.inside.look.search import describe_search
-from qkv.models import Config, Network, Seq2Seq
+from qkv.models import Config, Network
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.tasks.run.generate import limit_new_tokens, prompt_ids
 from qkv.tasks.run.trace import Text, encode_text, trace_text
@@ -99,7 +99,7 @@ def look_at_mask(
     """
     known = require_tokenizer(tokenizer)
     sequences = {}
-    if isinstance(network, Seq2Seq):
+    if network.has_source:
         if targets and len(targets) != len(texts):
             raise UsageError(f"{len(targets)} targets for {len(texts)} texts; give one --target for each text, or none")
         sequences["encoder"] = _pack([known.encode(text) for text in texts], length, config)

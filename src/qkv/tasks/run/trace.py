@@ -9,7 +9,7 @@ from qkv.decode import GenerationOptions, generate
 from qkv.decode.runner import start_token
 from qkv.errors import UsageError
 from qkv.inside import Trace, trace
-from qkv.models import Config, Network, Seq2Seq
+from qkv.models import Config, Network
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.tasks.run.generate import limit_new_tokens, prompt_ids
 from qkv.tasks.task import require_tokenizer
@@ -33,11 +33,11 @@ def trace_text(
     An encoder parses special tokens in the text, as in "Paris is [MASK].". For an encoder-decoder, `target` is the text
     that the decoder reads after its start token; None is the text that the model generates greedily for this source.
     """
-    if not isinstance(network, Seq2Seq) and target is not None:
+    if not network.has_source and target is not None:
         raise UsageError(f"a target is for an encoder-decoder; this model is {config.family}-only, so leave it out")
     ids, token_types = encode_text(tokenizer, config, text)
     target_ids = None
-    if isinstance(network, Seq2Seq):
+    if network.has_source:
         target_ids = [start_token(network), *_encode_target(network, tokenizer, ids, target)]
     return trace(network, ids, target_ids, tokenizer=tokenizer, token_type_ids=token_types, **options)
 
@@ -62,7 +62,7 @@ def encode_text(tokenizer: Tokenizer | None, config: Config, text: Text) -> tupl
 
 
 def _encode_target(
-    network: Seq2Seq, tokenizer: Tokenizer | None, source: list[int], target: str | Sequence[int] | None
+    network: Network, tokenizer: Tokenizer | None, source: list[int], target: str | Sequence[int] | None
 ) -> list[int]:
     """Return the ids of a target without its start token. None: generate it."""
     if isinstance(target, str):

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from qkv.blocks import EncoderMemory, SequenceLayout
+from qkv.blocks import Inputs, SequenceLayout
 from qkv.blocks.head import document_membership, pooled_index
 from qkv.blocks.kernels.linear_gelu import install_fused_gelu
 from qkv.blocks.kernels.selection import MIN_QUERY_REDUCTION, gather_positions
 from qkv.data.load.batch import Batch
 from qkv.data.objectives import IGNORE_INDEX
-from qkv.models import Encoder, Network, Seq2Seq
+from qkv.models import Network
 from qkv.train.loss import fused_cross_entropy as fused
 from qkv.train.loss.fused_cross_entropy import VOCAB_MULTIPLE, compute_dtype, fused_cross_entropy
 from qkv.train.recipe.schema import ObjectiveSection
@@ -135,7 +135,7 @@ class TrainingModule(nn.Module):
     def selected_positions(self, labelled_batch: LabelledBatch) -> Tensor | None:
         """The positions, (N,) or (B, Q), that the last block must compute; None: all of them."""
         batch, pooling = labelled_batch.batch, self.network.head.config.pool
-        if isinstance(self.network, Seq2Seq) or batch.span_starts is not None:
+        if self.network.has_source or batch.span_starts is not None:
             return None
         if batch.labels is not None:
             return None if batch.has_document_labels else labelled_batch.positions
@@ -147,25 +147,23 @@ class TrainingModule(nn.Module):
 
     def hidden_states(self, batch: Batch, selected: Tensor | None = None) -> tuple[Tensor, SequenceLayout]:
         """Return the input of the head and its layout: (B, T, C), or (N, C) if positions are selected."""
-        network = self.network
-        options: dict[str, Any] = {}
+        layout: dict[str, Any] = {}
         if not self.can_skip_mask(batch):
-            options = {"document_ids": batch.document_ids, "positions": batch.positions}
-            options |= {"max_documents": batch.max_documents, "max_document_length": batch.max_document_length}
-        if isinstance(network, Seq2Seq):
-            return network.hidden(batch.ids, self._encode_source(network, batch), **options)
-        if isinstance(network, Encoder):
-            options |= {"token_type_ids": batch.token_type_ids}
-        return network.hidden(batch.ids, selected=selected, **options)
+            layout = {"document_ids": batch.document_ids, "positions": batch.positions}
+            layout |= {"max_documents": batch.max_documents, "max_document_length": batch.max_document_length}
+        source = self._source_inputs(batch)
+        inputs = Inputs(batch.ids, token_type_ids=batch.token_type_ids, source=source, **layout)
+        return self.network.hidden(inputs, selected=selected)
 
-    def _encode_source(self, network: Seq2Seq, batch: Batch) -> EncoderMemory:
-        assert batch.source_ids is not None
+    def _source_inputs(self, batch: Batch) -> Inputs | None:
+        if batch.source_ids is None:
+            return None
         if self.can_skip_source_mask(batch):
-            return network.encode(batch.source_ids)
-        return network.encode(
+            return Inputs(batch.source_ids)
+        return Inputs(
             batch.source_ids,
-            batch.source_document_ids,
-            batch.source_positions,
+            document_ids=batch.source_document_ids,
+            positions=batch.source_positions,
             max_documents=batch.max_documents,
             max_document_length=batch.source_max_document_length,
         )
@@ -261,7 +259,6 @@ class TrainingModule(nn.Module):
         loss of a pair is the mean of both. The squared error is that of the cosine against the score.
         """
         network = self.network
-        assert isinstance(network, Encoder)
         assert batch.source_ids is not None
         assert batch.source_document_ids is not None
         embeddings = []
@@ -269,7 +266,9 @@ class TrainingModule(nn.Module):
             (batch.source_ids, batch.source_document_ids, batch.source_positions),
             (batch.ids, batch.document_ids, batch.positions),
         ):
-            x, layout = network.hidden(ids, document_ids, positions, max_documents=batch.max_documents)
+            x, layout = network.hidden(
+                Inputs(ids, document_ids=document_ids, positions=positions, max_documents=batch.max_documents)
+            )
             pooled = network.head(x, layout, batch.max_documents).flatten(0, 1)  # (B·E, C)
             embeddings.append(F.normalize(pooled.float(), dim=-1))
         source, target = embeddings

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from qkv.models import Decoder, Seq2Seq
+from qkv.blocks import Inputs
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.tasks.train import TrainingResult
 from qkv_lab.claim import Chart, Check, Claim, Quote
@@ -116,16 +116,15 @@ def model_keys(settings: CopyingSettings, name: str, files: dict[str, dict[str, 
 def copy_accuracy(trained: TrainingResult, sequences: Sequence[str]) -> float:
     """The fraction of copied symbols that are the most probable ones, given the true symbols before them."""
     network, tokenizer, length = trained.network, trained.tokenizer, len(sequences[0].split())
-    if isinstance(network, Decoder):
+    if not network.has_source:
         correct = score_tokens(network, tokenizer, [make_line(symbols) for symbols in sequences]).correct[:, -length:]
     else:
-        assert isinstance(network, Seq2Seq)
         ids = torch.tensor([tokenizer.encode(symbols, add_special_tokens=False) for symbols in sequences])
         start, end = network.config.decoder_start_token_id, network.config.eos_token_ids[0]
         assert start is not None
         source, target = F.pad(ids, (0, 1), value=end), F.pad(ids[:, :-1], (1, 0), value=start)
         with torch.no_grad(), eval_mode(network):
-            correct = network(source, target).argmax(dim=-1) == ids
+            correct = network(Inputs(target, source=Inputs(source))).argmax(dim=-1) == ids
     return correct.float().mean().item()
 
 

@@ -7,7 +7,7 @@ from statistics import median
 
 import torch
 
-from qkv.models import Decoder
+from qkv.models import Network
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.train.watch import StepReport, Watcher
 from qkv_lab.claim import Chart, Check, Claim, Quote
@@ -55,7 +55,6 @@ def run(experiment: Experiment) -> Iterator[Point]:
             yield Point(RATE, name, rate, runs[title].run_end.metrics["loss"])
         best = min(runs, key=lambda title: runs[title].run_end.metrics["loss"])
         trained = runs[best]
-        assert isinstance(trained.network, Decoder)
         yield Point(PARAMETERS, name, 0, sum(one.numel() for one in trained.network.parameters()))
         for step, loss in experiment.curves(best).validation["loss"]:
             yield Point(LOSS, name, step, loss)
@@ -89,7 +88,7 @@ class TimeSteps(Watcher):
 
 
 @torch.no_grad()
-def loss_by_position(network: Decoder, ids: torch.Tensor) -> torch.Tensor:
+def loss_by_position(network: Network, ids: torch.Tensor) -> torch.Tensor:
     """The mean loss of the tokens of passages (N, T), by the number of tokens before them: (T − 1)."""
     losses = []
     with eval_mode(network):

@@ -8,7 +8,7 @@ import torch
 
 from qkv.blocks import make_layout
 from qkv.data.builtin.stdlib import Stdlib
-from qkv.models import Decoder, build
+from qkv.models import Network, build
 from qkv.text import Tokenizer
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.corpus import BYTE_MODEL, write_corpus
@@ -45,10 +45,8 @@ def run(experiment: Experiment) -> Iterator[Point]:
         window = settings.trained_distance + 1
         lengths = {"data.max_length": window, "train.batch_tokens": 8 * window, "train.steps": settings.steps}
         trained = experiment.train(name, {**BYTE_MODEL, **corpus, **model, **lengths, "train.eval_examples": 1})
-        assert isinstance(trained.network, Decoder)
         ids = cut_windows(trained.tokenizer, settings.num_windows, settings.max_distance + 2)
         untrained = build(trained.config)
-        assert isinstance(untrained, Decoder)
         yield from gradients(INITIAL, name, untrained, ids)
         yield from gradients(TRAINED, name, trained.network, ids[:, -settings.trained_distance - 2 :])
         if name == "RNN":
@@ -69,15 +67,15 @@ def cut_windows(tokenizer: Tokenizer, num_windows: int, length: int) -> torch.Te
     return torch.tensor(windows)
 
 
-def gradients(measure: str, series: str, network: Decoder, ids: torch.Tensor) -> Iterator[Point]:
+def gradients(measure: str, series: str, network: Network, ids: torch.Tensor) -> Iterator[Point]:
     """The norm of the gradient of the last token's loss for the embedding of earlier tokens, by distance.
 
     The root of the mean square over all windows, in float64, divided by its value at distance 1.
     """
     network = network.double().eval()
     layout = make_layout(ids[:, :-1])
-    x = network.embedding(ids[:, :-1], layout.positions).detach().requires_grad_()
-    logits = network.head(network.decoder(x, layout)[:, -1:], layout)[:, 0]
+    x = network.output_embedding(ids[:, :-1], layout.positions).detach().requires_grad_()
+    logits = network.head(network.output_stack(x, layout)[:, -1:], layout)[:, 0]
     loss = torch.nn.functional.cross_entropy(logits, ids[:, -1], reduction="sum")
     (gradient,) = torch.autograd.grad(loss, x)
     norms = gradient.square().sum(dim=2).mean(dim=0).sqrt()  # (T,)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.blocks import Tap
-from qkv.models import Decoder
+from qkv.models import Network
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.decoders import build_decoder
 from qkv_lab.experiment import Experiment
@@ -63,7 +63,7 @@ def run(experiment: Experiment) -> Iterator[Point]:
         yield Point(LOSS, name, settings.layers[-1], loss.item())
 
 
-def replace_norms(network: Decoder) -> None:
+def replace_norms(network: Network) -> None:
     """Replace every layer norm of a decoder by the formula of the notes."""
     for module in list(network.modules()):
         for name, child in module.named_children():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qkv.blocks import HeadConfig, StackConfig, Tap
 from qkv.blocks.attention import pattern
-from qkv.models import Config, Decoder
+from qkv.models import Config, Decoder, Network
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.experiment import Experiment
 from qkv_lab.loop import training_steps
@@ -85,7 +85,7 @@ def unmask(scores: Tensor) -> Tensor:
     return scores.masked_fill(scores == float("-inf"), 0.0)
 
 
-def train_on_random_tokens(settings: MaskingSettings, tap: Tap) -> Decoder:
+def train_on_random_tokens(settings: MaskingSettings, tap: Tap) -> Network:
     """A decoder, trained to predict tokens that are independent: without future tokens, no model beats chance."""
     stack = StackConfig(
         vocab_size=settings.vocab_size,

@@ -43,7 +43,7 @@ def layer_gradients(settings: NormPlacementSettings, layers: int, placement: str
     network = build_decoder(layers, settings.width, VOCAB_SIZE, norm_placement=placement)
     ids = torch.randint(VOCAB_SIZE, (settings.num_sequences, settings.num_tokens + 1))
     next_token_loss(network, ids).backward()
-    return [block.ffn.down.weight.grad.norm().item() for block in network.decoder.blocks]  # type: ignore[union-attr, operator]
+    return [block.ffn.down.weight.grad.norm().item() for block in network.output_stack.blocks]  # type: ignore[union-attr, operator]
 
 
 def check(table: Table) -> list[Check]:
@@ -90,7 +90,7 @@ def example() -> None:
             ids = torch.randint(50, (4, 33))
             logits = network(ids[:, :-1])
             torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
-            norms.append(network.decoder.blocks[-1].ffn.down.weight.grad.norm())  # type: ignore[union-attr, operator]
+            norms.append(network.output_stack.blocks[-1].ffn.down.weight.grad.norm())  # type: ignore[union-attr, operator]
         print(f"{placement}: last layer's gradient {norms[0]:.2f} at 2 layers, {norms[1]:.2f} at 32")
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import StackConfig
-from qkv.models import Config, Network, Seq2Seq, build
+from qkv.models import Config, Network, build
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.experiment import Experiment
 from qkv_lab.table import Point, Table
@@ -68,7 +68,6 @@ def build_random(settings: PermutationSettings, layers: int, position: str, *, c
 @torch.no_grad()
 def hidden_states(network: Network, ids: Tensor) -> Tensor:
     """The hidden states of one sequence, (T, C)."""
-    assert not isinstance(network, Seq2Seq)
     return network.hidden(ids)[0][0]
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.blocks import Embedding, StackConfig
-from qkv.models import Decoder
+from qkv.blocks import Embedding, Inputs, StackConfig
+from qkv.models import Network
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.decoders import build_decoder
 from qkv_lab.experiment import Experiment
@@ -59,7 +59,7 @@ def run(experiment: Experiment) -> Iterator[Point]:
     for name in (SINUSOIDAL, INDEX, FRACTION, ROTARY):
         network = build_network(settings, name).float()
 
-        def compute_loss(network: Decoder = network) -> Tensor:
+        def compute_loss(network: Network = network) -> Tensor:
             logits, labels = predict(settings, network, settings.length, settings.batch_size)
             return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
@@ -72,26 +72,26 @@ def run(experiment: Experiment) -> Iterator[Point]:
             yield Point(LONGER, name, length, accuracy(settings, network, length))
 
 
-def build_network(settings: RawIndicesSettings, name: str) -> Decoder:
+def build_network(settings: RawIndicesSettings, name: str) -> Network:
     """A decoder of one layer with the named positions, in float64."""
     position = {SINUSOIDAL: "sinusoidal", ROTARY: "rotary"}.get(name, "none")
     network = build_decoder(1, settings.width, settings.vocab_size, position=position)
     if name in (INDEX, FRACTION, EVERY):
         factor = 1 / settings.length if name == FRACTION else 1.0
-        embedding = IndexEmbedding(network.decoder.config, factor, settings.width if name == EVERY else 1)
-        embedding.token = network.embedding.token
+        embedding = IndexEmbedding(network.output_stack.config, factor, settings.width if name == EVERY else 1)
+        embedding.token = network.output_embedding.token
         network.embedding = embedding
     return network
 
 
-def predict(settings: RawIndicesSettings, network: Decoder, length: int, number: int) -> tuple[Tensor, Tensor]:
+def predict(settings: RawIndicesSettings, network: Network, length: int, number: int) -> tuple[Tensor, Tensor]:
     """Logits for random sequences, and the labels: the token `offset` positions before."""
     ids = torch.randint(settings.vocab_size, (number, length))
     return network(ids)[:, settings.offset :], ids[:, : -settings.offset]
 
 
 @torch.no_grad()
-def accuracy(settings: RawIndicesSettings, network: Decoder, length: int) -> float:
+def accuracy(settings: RawIndicesSettings, network: Network, length: int) -> float:
     """The fraction of correct predictions on new sequences."""
     logits, labels = predict(settings, network, length, 64)
     return (logits.argmax(dim=-1) == labels).double().mean().item()
@@ -110,15 +110,15 @@ def compare_vectors(settings: RawIndicesSettings) -> Iterator[Point]:
     yield Point(ERASED, EVERY, settings.length, (first - later).norm().item())
     indices = torch.arange(settings.length, dtype=torch.float64)[None].requires_grad_()
     ids = torch.randint(settings.vocab_size, (1, settings.length))
-    build_network(settings, INDEX)(ids, positions=indices).square().sum().backward()
+    build_network(settings, INDEX)(Inputs(ids, positions=indices)).square().sum().backward()
     assert indices.grad is not None
     yield Point(GRADIENT, INDEX, settings.length, indices.grad.norm().item())
 
 
 @torch.no_grad()
-def normed_vectors(settings: RawIndicesSettings, network: Decoder, position: int) -> Tensor:
+def normed_vectors(settings: RawIndicesSettings, network: Network, position: int) -> Tensor:
     """Each token at one position, after the first norm and with length 1, (V, C)."""
-    vectors = network.embedding(torch.arange(settings.vocab_size)[:, None], torch.tensor([[position]]))
+    vectors = network.output_embedding(torch.arange(settings.vocab_size)[:, None], torch.tensor([[position]]))
     return F.normalize(F.layer_norm(vectors[:, 0], vectors.shape[-1:]), dim=1)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from qkv.blocks import CrossCache, EncoderMemory, HeadConfig, SelfCache, StackConfig
-from qkv.models import Config, Seq2Seq, build
+from qkv.models import Config, Network, build
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.experiment import Experiment
 from qkv_lab.table import Point, Table
@@ -41,7 +41,7 @@ def run(experiment: Experiment) -> Iterator[Point]:
     tokens: dict[str, list[int]] = {}
     for store in (BOTH, MEMORY, CROSS):
         tokens[store] = []
-        network.decoder.kernel = "eager"  # torch counts the operations of this kernel
+        network.output_stack.kernel = "eager"  # torch counts the operations of this kernel
         memory = network.encode(source)
         with FlopCounterMode(display=False) as counter:
             for token in generate(network, memory, store, max(settings.lengths)):
@@ -52,7 +52,7 @@ def run(experiment: Experiment) -> Iterator[Point]:
         num_same = sum(a == b for a, b in zip(tokens[MEMORY][:n], tokens[BOTH][:n], strict=True))
         yield Point(SAME, BOTH, n, num_same / n)
     for store in (BOTH, MEMORY):
-        network.decoder.kernel = "auto"
+        network.output_stack.kernel = "auto"
         start = time.perf_counter()
         for n, _ in enumerate(generate(network, network.encode(source), store, max(settings.lengths)), start=1):
             if n in settings.lengths:
@@ -61,7 +61,7 @@ def run(experiment: Experiment) -> Iterator[Point]:
         yield from measure_sizes(make_network(settings, kv_heads), source, settings.lengths, kv_heads)
 
 
-def make_network(settings: KvCacheSettings, kv_heads: int = HEADS) -> Seq2Seq:
+def make_network(settings: KvCacheSettings, kv_heads: int = HEADS) -> Network:
     """An encoder-decoder in float64, where rounding is too small to change a token."""
     stack = StackConfig(
         vocab_size=VOCABULARY,
@@ -75,28 +75,27 @@ def make_network(settings: KvCacheSettings, kv_heads: int = HEADS) -> Seq2Seq:
     )
     head = HeadConfig(kind="lm", outputs=VOCABULARY)
     network = build(Config(encoder=stack, decoder=stack, head=head), dtype=torch.float64)
-    assert isinstance(network, Seq2Seq)
     return network.eval().requires_grad_(False)
 
 
-def generate(network: Seq2Seq, memory: EncoderMemory, store: str, num_tokens: int) -> Iterator[int]:
+def generate(network: Network, memory: EncoderMemory, store: str, num_tokens: int) -> Iterator[int]:
     """Generate greedily from the encoder's output. `store` names what is kept from step to step."""
     source = memory if store == MEMORY else network.build_cross_cache(memory)
     cache = network.new_cache(1, num_tokens) if store == BOTH else None
     target = torch.zeros(1, 1, dtype=torch.long)  # the start token
     for _ in range(num_tokens):
         new = target if cache is None else target[:, -1:]
-        hidden, _ = network.hidden(new, source, cache=cache)
+        hidden, _ = network.hidden(new, memory=source, cache=cache)
         best = network.head.project(hidden[:, -1]).argmax(dim=-1)
         target = torch.cat([target, best[:, None]], dim=1)
         yield int(best)
 
 
-def measure_sizes(network: Seq2Seq, source: Tensor, lengths: tuple[int, ...], kv_heads: int) -> Iterator[Point]:
+def measure_sizes(network: Network, source: Tensor, lengths: tuple[int, ...], kv_heads: int) -> Iterator[Point]:
     """The bytes of both caches after n generated tokens."""
     cross, cache = network.build_cross_cache(network.encode(source)), network.new_cache(1, max(lengths))
     for n in lengths:
-        network.decode(torch.zeros(1, n - cache.filled, dtype=torch.long), cross, cache=cache)
+        network(torch.zeros(1, n - cache.filled, dtype=torch.long), memory=cross, cache=cache)
         yield Point(SIZE, f"target, {name_heads(kv_heads)}", n, cache_bytes(cache, cache.filled) / 1024)
         if kv_heads == 1:
             yield Point(SIZE, f"source, {name_heads(kv_heads)}", n, cache_bytes(cross, source.shape[1]) / 1024)
@@ -149,17 +148,15 @@ def example() -> None:
     import torch
 
     import qkv
-    from qkv.models import Seq2Seq
 
     network = qkv.load("en-fr").network
-    assert isinstance(network, Seq2Seq)
     source, target = torch.randint(8000, (1, 9)), torch.randint(8000, (1, 20))
     memory = network.encode(source)
     cross_cache = network.build_cross_cache(memory)  # keys and values of the source: computed once
     cache = network.new_cache(batch_size=1, capacity=32)  # keys and values of the target: one more in each step
     for token in target.split(1, dim=1):
-        logits = network.decode(token, cross_cache, cache=cache)
-    difference = (logits[:, -1] - network.decode(target, memory)[:, -1]).abs().max()
+        logits = network(token, memory=cross_cache, cache=cache)
+    difference = (logits[:, -1] - network(target, memory=memory)[:, -1]).abs().max()
     print(f"largest difference from the logits without a cache: {difference:.1e}")
     print("source", tuple(cross_cache.keys[0].shape), "target", tuple(cache.keys[0][:, :, : cache.filled].shape))
 

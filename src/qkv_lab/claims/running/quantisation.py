@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from qkv.decode import WeightPrecision, quantize
 from qkv.decode.cpu.quantize import QuantizedLinear
 from qkv.errors import QkvError
-from qkv.models import Decoder
+from qkv.models import Network
 from qkv_lab.claim import Chart, Check, Claim
 from qkv_lab.corpus import BYTE_MODEL, read_passages, write_corpus
 from qkv_lab.experiment import Experiment
@@ -51,7 +51,6 @@ def run(experiment: Experiment) -> Iterator[Point]:
     with torch.enable_grad():
         trained = experiment.train("language model", keys)
     network = trained.network.eval()
-    assert isinstance(network, Decoder)
     ids = torch.tensor(read_passages(keys["data.valid"], trained.tokenizer, settings.num_passages, 128))
     loss = next_token_loss(network, ids).item()
     yield Point(SIZE, "matrices", "float32", matrix_bits(network))
@@ -68,19 +67,19 @@ def run(experiment: Experiment) -> Iterator[Point]:
             yield Point(RISE, name, bits, next_token_loss(round_network(network, bits, name), ids).item() - loss)
 
 
-def matrix_bits(network: Decoder) -> float:
+def matrix_bits(network: Network) -> float:
     """The bits that each weight of the matrices of the stack takes, with its part of the scales."""
-    blocks = network.decoder.blocks
+    blocks = network.output_stack.blocks
     size = sum(tensor.numel() * tensor.element_size() for tensor in (*blocks.parameters(), *blocks.buffers()))
     size += sum(module.packed_bytes for module in blocks.modules() if isinstance(module, QuantizedLinear))
     weights = sum(getattr(module, "in_features", 0) * getattr(module, "out_features", 0) for module in blocks.modules())
     return 8 * size / weights
 
 
-def round_network(network: Decoder, bits: int, scales: str) -> Decoder:
+def round_network(network: Network, bits: int, scales: str) -> Network:
     """A copy of a network whose matrices are rounded to n bits."""
     rounded = deepcopy(network)
-    for module in rounded.decoder.modules():
+    for module in rounded.output_stack.modules():
         if isinstance(module, nn.Linear):
             module.weight.copy_(round_weights(module.weight, bits, scales))
     return rounded

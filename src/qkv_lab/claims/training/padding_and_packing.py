@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.blocks import HeadConfig, StackConfig
+from qkv.blocks import HeadConfig, Inputs, StackConfig
 from qkv.data.stream.pack import group_by_length, pack
 from qkv.models import Config, Network, build
 from qkv_lab.claim import Chart, Check, Claim, Quote
@@ -74,7 +74,7 @@ def read_documents(
     """The logits of all tokens, one document after another (n, V), and the gradient of their summed loss."""
     ids, document_ids = lay_out(documents, layout)
     has_mask = layout in MASKED
-    logits = network(ids, document_ids if has_mask else None)  # (B, T, V)
+    logits = network(Inputs(ids, document_ids=document_ids if has_mask else None))  # (B, T, V)
     if layout.startswith("packed"):
         logits = logits[0]
     else:
@@ -156,7 +156,7 @@ def example() -> None:
     """The idea in a few lines."""
     import torch
 
-    from qkv.blocks import HeadConfig, StackConfig
+    from qkv.blocks import HeadConfig, Inputs, StackConfig
     from qkv.models import Config, build
 
     stack = StackConfig(vocab_size=50, width=32, layers=2, heads=4, ffn_width=64, position="rotary", init_std=0.2)
@@ -165,7 +165,7 @@ def example() -> None:
     packed = torch.cat([first, second], dim=1)
     document_ids = torch.tensor([[1] * 5 + [2] * 7])
     alone = network(second)
-    print("with document ids:", (network(packed, document_ids)[:, 5:] - alone).abs().max().item())
+    print("with document ids:", (network(Inputs(packed, document_ids=document_ids))[:, 5:] - alone).abs().max().item())
     print("without:", (network(packed)[:, 5:] - alone).abs().max().item())
 
 

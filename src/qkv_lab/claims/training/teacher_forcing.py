@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.models import Config, Decoder, build
+from qkv.models import Config, Network, build
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.text import Tokenizer
 from qkv_lab.claim import Chart, Check, Claim, Quote
@@ -87,7 +87,6 @@ def run(experiment: Experiment) -> Iterator[Point]:
             lines = (str(make_line(rng, task, settings)) for _ in range(count))
             keys[f"data.{split}"] = experiment.write_texts(f"{task} {split}.jsonl", lines)
         trained = experiment.train(task, keys)
-        assert isinstance(trained.network, Decoder)
         test = [make_line(rng, task, settings) for _ in range(settings.test_lines)]
         digits, legible, targets = (torch.tensor(values) for values in zip(*test, strict=True))
         guided, free = predict(trained.network, trained.tokenizer, test)
@@ -104,7 +103,7 @@ def run(experiment: Experiment) -> Iterator[Point]:
 
 
 @torch.no_grad()
-def predict(network: Decoder, tokenizer: Tokenizer, lines: list[Line]) -> tuple[Tensor, Tensor]:
+def predict(network: Network, tokenizer: Tokenizer, lines: list[Line]) -> tuple[Tensor, Tensor]:
     """The predicted targets (N, T) if the network reads the true targets, and if it reads its own predictions."""
     bos, num_targets = tokenizer.special_tokens.bos, len(lines[0].targets)
     ids = torch.tensor([[bos, *tokenizer.encode(str(line), add_special_tokens=False)] for line in lines])
@@ -143,23 +142,22 @@ def follow_rule(digits: Tensor, read: Tensor, predicted: Tensor, legible: Tensor
     return follows[counted].float().mean().item() if counted.any() else 1.0
 
 
-def build_small_decoder(recurrence: str) -> Decoder:
+def build_small_decoder(recurrence: str) -> Network:
     """A decoder of one layer with random weights."""
     sizes = {"vocab_size": BASE, "width": 8, "layers": 1}
     stack = StackConfig(**sizes, heads=1, ffn_width=8, recurrence=recurrence)  # type: ignore[arg-type]
     network = build(Config(decoder=stack, head=HeadConfig(kind="lm", outputs=BASE)))
-    assert isinstance(network, Decoder)
     return network
 
 
 @torch.no_grad()
-def count_steps(network: Decoder, length: int, num_calls: int) -> int:
+def count_steps(network: Network, length: int, num_calls: int) -> int:
     """The steps that run one after another if a sequence is read in `num_calls` calls.
 
     A call of a Transformer reads all its tokens at once. A recurrent layer takes one step for each token.
     """
     steps: list[int] = []
-    count = network.decoder.register_forward_hook(
+    count = network.output_stack.register_forward_hook(
         lambda stack, inputs, out: steps.append(inputs[0].shape[1] if network.config.is_recurrent else 1)
     )
     cache = network.new_cache(1, length)
