@@ -51,7 +51,7 @@ from qkv.train.loss.training_module import TrainingModule
 from qkv.train.optim.optimizers import make_optimizer
 from qkv.train.parallel.world import World
 from qkv.train.recipe.schema import ObjectiveSection, TrainSection
-from qkv.train.recipe.values import format_value
+from qkv.train.recipe.toml import format_value
 from qkv.train.setup import prepare_module
 from qkv.train.step import Stepper
 from qkv.train.watch import EvalReport, StepReport, Watcher

@@ -27,7 +27,7 @@ from qkv.decode import GenerationOptions
 from qkv.search.evaluate import DEFAULT_METRICS
 from qkv.tasks.starters.sizes import SIZES
 from qkv.train.recipe.schema import Recipe
-from qkv.train.recipe.values import format_value
+from qkv.train.recipe.toml import format_value
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/training.md", "docs/decoding.md", "docs/inside.md")

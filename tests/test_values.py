@@ -107,7 +107,7 @@ WRONG: list[tuple[Any, str, str]] = [
     ({"text": "a", "count": 11}, "count", "count = 11 must be at most 10"),
     ({"text": "a", "count": -1.0}, "count", "count = -1.0 must be at least 0"),
     ({"text": "a", "share": 1}, "share", "share = 1 must be below 1"),
-    ({"text": "a", "share": float("nan")}, "share", "share = NaN must be a number"),
+    ({"text": "a", "share": float("nan")}, "share", "share = NaN must be a finite number"),
     ({"text": "a", "share": 10**400}, "share", "must be a number"),
     ({"text": "a", "count": 10**5000}, "count", "count = this int must be at most 10"),
     ({"text": "a", "inner": {"kind": "c"}}, "inner.kind", 'inner.kind = "c" must be one of "a", "b"'),
@@ -176,6 +176,7 @@ class Settings:
     share: Annotated[float, Limits(0, 1)] = 0.5
     ids: tuple[int, ...] = ()
     mode: Literal["fast", "slow"] = "fast"
+    size: Annotated[int, Limits(0, 9)] | Literal["auto"] = "auto"
     hook: Callable[[int], int] | None = None
     inner: Inner | None = None
 
@@ -199,6 +200,7 @@ def test_values_in_python_are_checked_and_kept() -> None:
         ({"ids": (1, 0.5)}, r"options.ids\[1\] = 0.5 must be an integer"),
         ({"ids": "12"}, "options.ids = '12' must be a list of integers"),
         ({"mode": "fats"}, "options.mode = 'fats' must be one of 'fast', 'slow'; did you mean 'fast'?"),
+        ({"size": 10}, "options.size = 10 must be at most 9"),
         ({"hook": 3}, "options.hook = 3 must be a function or None"),
         ({"inner": {"kind": "a"}}, "options.inner = {'kind': 'a'} must be a Inner or None"),
     ],

@@ -21,7 +21,7 @@ from qkv.tasks.evaluate import evaluate
 from qkv.tasks.task import Evaluation
 from qkv.tasks.train import TrainingResult, open_recipe
 from qkv.tasks.train import train as train_recipe
-from qkv.train.recipe.values import format_value
+from qkv.train.recipe.toml import format_value
 
 QUICK_RECORDS = 48
 """With --quick, the number of records of each file that are used."""

@@ -140,7 +140,7 @@ def train(recipe: str | Path, *, watcher: "Watcher | None" = None, **overrides: 
 
 def _format_override(name: str, value: Any) -> str:
     """Write an override as on the command line: `key=value`."""
-    from qkv.train.recipe.values import format_value
+    from qkv.train.recipe.toml import format_value
 
     try:
         return f"{name}={format_value(str(value) if isinstance(value, Path) else value)}"

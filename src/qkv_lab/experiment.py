@@ -15,7 +15,7 @@ from qkv.progress import OnStage
 from qkv.tasks.train import TrainingResult, train
 from qkv.train.recipe.schema import Recipe
 from qkv.train.recipe.table import RecipeText, apply_overrides, recipe_from_table, to_table
-from qkv.train.recipe.values import format_value
+from qkv.train.recipe.toml import format_value
 from qkv.train.run.curves import RunCurves, read_curves
 from qkv.train.run.folder import RunFolder
 from qkv.train.run.load import load_model

@@ -21,7 +21,7 @@ from qkv.store.word_vectors import read_word_vectors
 from qkv.text import Tokenizer
 from qkv.train.checkpoint.files import DamagedCheckpoint, read_checksummed
 from qkv.train.recipe import recipe_file
-from qkv.train.recipe.values import MAX_KEY_PARTS, parse_toml
+from qkv.train.recipe.toml import MAX_KEY_PARTS, parse_toml
 
 BAD_FILES = ["pipe", "device", "loop", "folder"]
 

@@ -49,7 +49,7 @@ def said(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int = 0
         (["mine.toml", "trian.steps=3"], ["'trian'", "did you mean 'train'?"]),
         (["mine.toml", "model.widht=3"], ["'widht'", "did you mean 'width'?"]),
         (["mine.toml", "steps=3"], ["'steps'", "it belongs in [train]"]),
-        (["mine.toml", "train.steps=many"], ["train.steps", '"many"', "must be a whole number"]),
+        (["mine.toml", "train.steps=many"], ["train.steps", '"many"', "must be an integer"]),
         (["mine.toml", "train.optimizer=adamx"], ["train.optimizer", "did you mean 'adam'?"]),
         (["mine.toml", "objective.kind=causallm"], ["objective.kind", "did you mean 'causal_lm'?"]),
         (["mine.toml", "train.steps=-1"], ["train.steps = -1", "at least 0"]),

@@ -29,9 +29,8 @@ from qkv.train.recipe.schema import Recipe, TrainSection
 from qkv.train.run.folder import RunFolder, resume_command
 from qkv.train.run.signals import StopSignals
 from qkv.train.step import Stepper, resolve_precision
+from qkv.train.tables import OPTIMIZERS
 from qkv.train.watch import RunStart, Sample, Watcher
-
-FUSED_OPTIMIZERS = ("adamw", "adam", "sgd", "muon")
 
 
 @dataclass
@@ -96,7 +95,7 @@ def prepare_run(job: Job, signals: StopSignals) -> TrainingRun:
     if job.initial_network and checkpoint is None:  # otherwise the checkpoint has the weights
         scatter_weights(network, job.initial_network() if world.rank == 0 else None, world)
     trained = [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
-    fused = section.optimizer in FUSED_OPTIMIZERS and not world.is_sharded
+    fused = OPTIMIZERS[section.optimizer].is_fused and not world.is_sharded
     optimizer = make_optimizer(trained, section, fused=fused, capturable=fused and world.device.type == "cuda")
     ema = Ema(trained, section.ema_decay) if section.ema_decay else None
     loader = Loader(

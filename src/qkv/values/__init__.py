@@ -36,6 +36,7 @@ from qkv.values.types import (
     Limits,
     Notation,
     OneOf,
+    Partial,
     describe_type,
     find_fields,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "Limits",
     "Notation",
     "OneOf",
+    "Partial",
     "Reader",
     "bounds_problem",
     "check",

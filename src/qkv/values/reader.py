@@ -11,11 +11,13 @@ from qkv.errors import shorten, suggest_name
 from qkv.values.types import (
     JSON,
     PYTHON,
+    TOML,
     FieldInfo,
     InvalidValue,
     Limits,
     Notation,
     OneOf,
+    Partial,
     Path,
     describe_type,
     find_choices,
@@ -92,6 +94,8 @@ class Reader:
         bare, notes = strip_notes(expected)
         if not self.has_type(expected, value):
             raise self._wrong_type(expected, value, path)
+        if partial := next((note for note in notes if isinstance(note, Partial)), None):
+            return self.read_table(partial.find_types(), value, path)
         converted = self._convert(bare, value, path)
         for note in notes:
             if isinstance(note, Limits) and (problem := note.find_problem(converted)):
@@ -99,14 +103,12 @@ class Reader:
                 raise self.fail(path, f"{join_path(path) or 'the value'}{shown} {problem}")
         return converted
 
-    def read_table(self, fields: Mapping[str, Any], value: Any, path: Path = ()) -> dict[str, Any]:
+    def read_table(self, fields: Mapping[str, Any], value: Mapping[str, Any], path: Path = ()) -> dict[str, Any]:
         """Convert the values of a table whose keys and types are `fields`. All keys may be missing."""
-        if not isinstance(value, Mapping):
-            known = ", ".join(fields)
-            raise self.fail(path, f"{join_path(path)} must be {self.notation.table} of {known}")
         for key in value:
             if key not in fields:
-                inside = f" in {join_path(path)}" if path else ""
+                shown = f"[{join_path(path)}]" if self.notation is TOML else join_path(path)
+                inside = f" in {shown}" if path else ""
                 hint = self.suggest(path, str(key), fields)
                 raise self.fail((*path, key), f"unknown key {shorten(repr(key))}{inside}; {hint}")
         return {key: self.read(fields[key], item, (*path, key)) for key, item in value.items()}
@@ -228,6 +230,8 @@ class Reader:
         choices = [str(choice) for kind in kinds for choice in find_choices(kind)]
         hint = suggest_name(value, choices) if isinstance(value, str) and choices else ""
         hint = f"; {hint}" if hint.startswith("did you mean") else ""
+        if isinstance(value, float) and not math.isfinite(value):
+            wanted = wanted.replace("a number", "a finite number")
         name = f"{join_path(path)} = " if path else ""
         return self.fail(path, f"{name}{show_value(value, self.notation)} must be {wanted}{hint}")
 
@@ -247,7 +251,7 @@ class _Checker(Reader):
         return False
 
     def _convert(self, expected: Any, value: Any, path: Path) -> Any:
-        is_plain = expected is Any or isinstance(value, str | int | float)
+        is_plain = expected is Any or (isinstance(value, str | Real) and not is_union(expected))
         return value if is_plain else super()._convert(expected, value, path)
 
     def _check_text(self, text: str, path: Path) -> str:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Collection
 from collections.abc import Callable as CallableType
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -72,6 +72,18 @@ class OneOf:
 
 
 @dataclass(frozen=True)
+class Partial:
+    """A table with some of the fields of a dataclass, which stays a table. Dataclasses inside it stay tables, too."""
+
+    of: type
+    without: frozenset[str] = frozenset()
+
+    def find_types(self) -> dict[str, Any]:
+        """Return the types of the keys."""
+        return {f.key: keep_tables(f.type) for f in find_fields(self.of) if f.key not in self.without}
+
+
+@dataclass(frozen=True)
 class Notation:
     """How values and types are written in error messages."""
 
@@ -80,7 +92,7 @@ class Notation:
 
 
 def show_json(value: Any) -> str:
-    """Return a value in the notation of JSON, which is also TOML's for strings, numbers and lists."""
+    """Return a value in the notation of JSON, which is also the notation of TOML for strings, numbers and lists."""
     text = json.dumps(value, ensure_ascii=False, default=repr)
     return text.encode("utf-8", "backslashreplace").decode()
 
@@ -102,6 +114,13 @@ def strip_notes(expected: Any) -> tuple[Any, tuple[Any, ...]]:
 def is_union(expected: Any) -> bool:
     """Whether a type is a union, such as `int | None`."""
     return get_origin(expected) in (Union, UnionType)
+
+
+def keep_tables(expected: Any) -> Any:
+    """Return a type with partial tables in place of dataclasses, if the type is a dataclass or a union with some."""
+    if is_union(expected):
+        return Union[tuple(keep_tables(member) for member in get_args(expected))]  # noqa: UP007
+    return Annotated[dict[str, Any], Partial(expected)] if is_dataclass(expected) else expected  # type: ignore[arg-type]
 
 
 def find_choices(expected: Any) -> tuple[Any, ...]:
@@ -128,6 +147,9 @@ def describe_type(expected: Any, notation: Notation = PYTHON) -> str:
     origin, arguments = get_origin(expected), get_args(expected)
     if is_union(expected):
         return " or ".join(dict.fromkeys(describe_type(member, notation) for member in arguments))
+    if any(isinstance(note, Partial) for note in notes):
+        known = [", ".join(note.find_types()) for note in notes if isinstance(note, Partial)]
+        return f"{notation.table} of {' '.join(known)}"
     if origin is Literal or any(isinstance(note, OneOf) for note in notes):
         choices = [notation.show(choice) for choice in find_choices(annotated) if choice != ""]
         return choices[0] if len(choices) == 1 else "one of " + ", ".join(choices)

@@ -127,11 +127,6 @@ def test_a_network_that_is_frozen_whole_is_refused():
         make_optimizer(network().requires_grad_(False).named_parameters(), section())
 
 
-def test_one_beta_is_refused():
-    with pytest.raises(UsageError, match=r"train.betas = \[0.9\]"):
-        make_optimizer(network().named_parameters(), section(betas=(0.9,)))
-
-
 # Parity
 
 

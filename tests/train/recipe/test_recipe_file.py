@@ -3,7 +3,7 @@
 import re
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -23,6 +23,8 @@ from qkv.train.recipe.recipe_file import (
 )
 from qkv.train.recipe.schema import DataSection, ModelSection, ObjectiveSection, Recipe, TokenizerSection, TrainSection
 from qkv.train.recipe.table import to_table
+from qkv.values import Limits, OneOf, Partial
+from qkv.values.types import strip_notes
 
 PLAIN = """
 run = "runs/a"
@@ -131,23 +133,23 @@ def test_a_mixture(plain: Path) -> None:
     ("line", "message"),
     [
         ("train.lrr = 1", "unknown key 'lrr' in [train]; did you mean 'lr'?"),
-        ("[trian]\nlr = 1", "unknown section or key 'trian'; did you mean 'train'?"),
+        ("[trian]\nlr = 1", "unknown key 'trian'; did you mean 'train'?"),
         ("lr = 1", "it belongs in [train]"),
         ("model.lr = 1", "it belongs in [train]"),
         ('train.lr = "fast"', 'train.lr = "fast" must be a number'),
-        ("train.steps = 1.5", "train.steps = 1.5 must be a whole number"),
+        ("train.steps = 1.5", "train.steps = 1.5 must be an integer"),
         ("train.gradient_checkpointing = 1", "train.gradient_checkpointing = 1 must be true or false"),
         ('train.schedule = "cosin"', "did you mean 'cosine'?"),
-        ('train.micro_batch_tokens = "all"', "must be a whole number or 'auto'"),
+        ('train.micro_batch_tokens = "all"', 'must be an integer or "auto"'),
         ("model.widht = 3", "unknown key 'widht' in [model]; did you mean 'width'?"),
-        ('model.encoder.width = "wide"', 'model.encoder.width = "wide" must be a whole number'),
+        ('model.encoder.width = "wide"', 'model.encoder.width = "wide" must be an integer'),
         ('model.head.kind = "lm"', "unknown key 'kind' in [model.head]"),
-        ("model.head = 3", "model.head must be a table"),
+        ("model.head = 3", "model.head = 3 must be a table of pool, dense, "),
         ('model.from_ = "x"', "unknown key 'from_' in [model]; did you mean 'from'?"),
         ("model.overrides = {}", "unknown key 'overrides' in [model]"),
         ('model.rotary_scaling = {kind = "linear", factr = 2.0}', "did you mean 'factor'?"),
-        ("data = 3", "data is a section"),
-        ("data.mix.a = 3", "mix.a must be a table"),
+        ("data = 3", "data = 3 must be a table"),
+        ("data.mix.a = 3", "mix.a = 3 must be a table of train, weight"),
         ("data.mix.a.wieght = 3", "did you mean 'weight'?"),
         ("data.columns.source = [1]", "data.columns"),
     ],
@@ -232,22 +234,29 @@ NAMES = st.text("abcdefgh_-é. \n\"'", min_size=1, max_size=6)
 
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
-    """Any value of a field's kind."""
+    """Any value of a field's type."""
+    kind, notes = strip_notes(kind)
     origin, inner = get_origin(kind), get_args(kind)
+    limits = next((note for note in notes if isinstance(note, Limits)), Limits())
+    for note in notes:
+        if isinstance(note, OneOf):
+            return st.sampled_from(sorted(note.names))
+        if isinstance(note, Partial):
+            return st.fixed_dictionaries({"train": NAMES}, optional={"weight": st.floats(0.1, 9), "format": NAMES})
     if origin is tuple:
+        if inner[-1] is not Ellipsis:
+            return st.tuples(*map(values_of, inner))
         return st.lists(values_of(inner[0]), max_size=3).map(tuple)
-    if origin is dict and inner[1] is not Any and get_origin(inner[1]) is None:
+    if origin is dict:
         return st.dictionaries(NAMES, values_of(inner[1]), max_size=2)
-    if origin is dict:  # mix
-        source = st.fixed_dictionaries({"train": NAMES}, optional={"weight": st.floats(0.1, 9), "format": NAMES})
-        return st.dictionaries(NAMES, source, max_size=2)
-    if str(origin) == "typing.Literal":
+    if origin is Literal:
         return st.sampled_from(inner)
     if inner:
         return st.one_of(*map(values_of, inner))
+    low, high = limits.minimum, limits.maximum if limits.below is None else limits.below
     simple: dict[Any, st.SearchStrategy[Any]] = {
-        int: st.integers(-(2**40), 2**40),
-        float: st.floats(allow_nan=False),
+        int: st.integers(-(2**40) if low is None else int(low), 2**40 if high is None else int(high)),
+        float: st.floats(low, high, allow_nan=False, allow_infinity=False, exclude_max=limits.below is not None),
         bool: st.booleans(),
         str: NAMES | st.just(""),
     }
@@ -255,17 +264,17 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
 
 
 def sections(kind: type, skip: tuple[str, ...] = ()) -> st.SearchStrategy[Any]:
-    hints = {name: hint for name, hint in get_type_hints(kind).items() if name not in skip}
+    hints = {name: hint for name, hint in get_type_hints(kind, include_extras=True).items() if name not in skip}
     return st.fixed_dictionaries({}, optional={n: values_of(h) for n, h in hints.items()}).map(lambda v: kind(**v))
 
 
-STACK = {n: h for n, h in get_type_hints(StackConfig).items() if n != "rotary_scaling"}
-HEAD = {n: get_type_hints(HeadConfig)[n] for n in ("pool", "dense", "bias", "dropout")}
+STACK = {n: h for n, h in get_type_hints(StackConfig, include_extras=True).items() if n != "rotary_scaling"}
+HEAD = {n: get_type_hints(HeadConfig, include_extras=True)[n] for n in ("pool", "dense", "bias", "dropout")}
 STACKS = st.fixed_dictionaries({}, optional={name: values_of(hint) for name, hint in STACK.items()})
 CHANGES = st.fixed_dictionaries(
     {},
     optional={
-        "width": st.integers(-(2**63), 2**63 - 1),
+        "width": values_of(STACK["width"]),
         "norm": values_of(STACK["norm"]),
         "rotary_scaling": st.just({"kind": "linear", "factor": 2.0}),
         "encoder": STACKS,

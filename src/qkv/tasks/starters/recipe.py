@@ -29,7 +29,7 @@ from qkv.tasks.starters.sizes import (
 )
 from qkv.tasks.starters.table import STARTERS, RecipeLine, Starter
 from qkv.train.recipe.schema import DataSection
-from qkv.train.recipe.values import format_key, format_value
+from qkv.train.recipe.toml import format_key, format_value
 from qkv.train.run.load import load_model
 
 StarterShape = Literal["modern", "exportable"]

@@ -1,6 +1,6 @@
 """Save and restore the state of a run: weights, optimizer state, averages, position in the data."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -41,13 +41,13 @@ class CheckpointManager:
         self.validation_identity = {} if valid_data is None else valid_data.invariants()
         self.notes: list[str] = []  # notes on harmless changes that `restore` found
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return every tensor of the run's state. `restore` copies into these tensors."""
+    def tensors(self, saved: Collection[str] | None = None) -> dict[str, Tensor]:
+        """Return every tensor of the run's state. `restore` copies into these tensors, which were `saved` before."""
         named = list(self.network.named_parameters())
         trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
         tensors = {WEIGHTS_PREFIX + name: parameter.detach() for name, parameter in named}
         tensors |= {
-            OPTIMIZER_PREFIX + name: t for name, t in optimizer_tensors(self.stepper.optimizer, trained).items()
+            OPTIMIZER_PREFIX + name: t for name, t in optimizer_tensors(self.stepper.optimizer, trained, saved).items()
         }
         if self.ema is not None:
             tensors |= {EMA_PREFIX + name: t for name, t in self.ema.state_tensors().items()}
@@ -84,8 +84,8 @@ class CheckpointManager:
                 + "\n  ".join(changed)
                 + "\nUndo the changes, or start a new run with run=…"
             )
-        tensors = self.tensors()
         names = set(checkpoint.tensor_names())
+        tensors = self.tensors(names)
         if names != set(tensors):
             missing, unknown = sorted(set(tensors) - names), sorted(names - set(tensors))
             raise QkvError(

@@ -28,6 +28,10 @@ class Lamb(Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
+    def initial_state(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+        """Return the state of a parameter before its first step."""
+        return moment_state(parameter)
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update all parameters that have a gradient."""
@@ -38,7 +42,7 @@ class Lamb(Optimizer):
                     continue
                 state = self.state[x]
                 if not state:
-                    state.update(initial_state(x))
+                    state.update(moment_state(x))
                 step, m, v = state["step"], state["exp_avg"], state["exp_avg_sq"]
                 step += 1
                 m.lerp_(x.grad, 1 - beta1)
@@ -57,7 +61,7 @@ def trust_ratio(x: Tensor, r: Tensor) -> Tensor:
     return torch.where((x_norm > 0) & (r_norm > 0), x_norm / r_norm, torch.ones_like(x_norm))
 
 
-def initial_state(x: Tensor) -> dict[str, Tensor]:
+def moment_state(x: Tensor) -> dict[str, Tensor]:
     """Return the state of a parameter before its first step, for LAMB and for Adam."""
     return {
         "step": torch.zeros((), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device),

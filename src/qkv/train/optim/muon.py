@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from qkv.train.optim.eager import momentum_state
+
 NEWTON_SCHULZ_COEFFICIENTS, NEWTON_SCHULZ_STEPS = (3.4445, -4.7750, 2.0315), 5
 """x ← ax + b(xxᵀ)x + c(xxᵀ)²x, five times, with the coefficients of Jordan's post, as in torch."""
 
@@ -24,6 +26,12 @@ class CombinedOptimizer(Optimizer):
         self.parts = list(parts)
         for part in parts:
             part.state = self.state
+
+    def initial_state(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+        """Return the state of a parameter before its first step."""
+        owner: Any = next(part for part in self.parts if any(group is own for own in part.param_groups))
+        state: dict[str, Tensor] = owner.initial_state(group, parameter)
+        return state
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -53,6 +61,10 @@ class Muon(torch.optim.Muon):
             momentum=momentum,
             adjust_lr_fn="match_rms_adamw",
         )
+
+    def initial_state(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+        """Return the state of a parameter before its first step."""
+        return momentum_state(self, group, parameter)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

@@ -16,6 +16,7 @@ budget.
 import math
 
 from qkv.train.recipe.schema import TrainSection
+from qkv.train.tables import SCHEDULES
 
 MIN_WARMUP_FACTOR = 0.01
 """The warm-up factor of the first step if the number of steps is unknown: with a budget in minutes or epochs."""
@@ -29,7 +30,8 @@ def lr_at(section: TrainSection, step: int, fraction_done: float) -> float:
     [0.1, 0.5, 1.0, 1.0, 0.5, 0.01]
     """
     fraction_done = min(max(fraction_done, 0.0), 1.0)
-    return section.lr * min(_warmup_factor(section, step, fraction_done), _decay_factor(section, step, fraction_done))
+    decay_factor = SCHEDULES.find(section.schedule, "train.schedule")
+    return section.lr * min(_warmup_factor(section, step, fraction_done), decay_factor(section, step, fraction_done))
 
 
 def _warmup_factor(section: TrainSection, step: int, fraction_done: float) -> float:
@@ -42,18 +44,37 @@ def _warmup_factor(section: TrainSection, step: int, fraction_done: float) -> fl
     return min(max(_fraction_after_step(section, fraction_done) / section.warmup, minimum), 1.0)
 
 
-def _decay_factor(section: TrainSection, step: int, fraction_done: float) -> float:
-    last = section.final_lr
-    if section.schedule == "constant":
-        return 1.0
-    if section.schedule == "inverse_sqrt":
-        return max(_inverse_sqrt_factor(section, step, fraction_done), last)
-    is_wsd = section.schedule == "wsd"
-    start = 1.0 - section.decay_fraction if is_wsd else _warmup_fraction(section, step, fraction_done)
-    along = min(max((fraction_done - start) / (1.0 - start), 0.0), 1.0) if start < 1.0 else 0.0  # 0 → 1 in the decay
-    if is_wsd or section.schedule == "linear":
-        return 1.0 - (1.0 - last) * along
-    return last + (1.0 - last) * (1.0 + math.cos(math.pi * along)) / 2.0
+def constant_decay(section: TrainSection, step: int, fraction_done: float) -> float:
+    """Return 1."""
+    return 1.0
+
+
+def inverse_sqrt_decay(section: TrainSection, step: int, fraction_done: float) -> float:
+    """Return √(w / (step + 1)), but at least `final_lr`; both are fractions of the budget if `warmup` is."""
+    if 0 < section.warmup < 1:
+        done = _fraction_after_step(section, fraction_done)
+        return max(math.sqrt(section.warmup / max(done, section.warmup)), section.final_lr)
+    return max(math.sqrt(min(max(section.warmup, 1.0) / (step + 1), 1.0)), section.final_lr)
+
+
+def wsd_decay(section: TrainSection, step: int, fraction_done: float) -> float:
+    """Return a factor that falls in a straight line in the last `decay_fraction` of the budget."""
+    return _fall(_decay_progress(fraction_done, 1.0 - section.decay_fraction), section.final_lr)
+
+
+def linear_decay(section: TrainSection, step: int, fraction_done: float) -> float:
+    """Return a factor that falls in a straight line after warm-up."""
+    return _fall(_decay_progress(fraction_done, _warmup_fraction(section, step, fraction_done)), section.final_lr)
+
+
+def cosine_decay(section: TrainSection, step: int, fraction_done: float) -> float:
+    """Return a factor that falls as half of a cosine after warm-up."""
+    progress = _decay_progress(fraction_done, _warmup_fraction(section, step, fraction_done))
+    return section.final_lr + (1.0 - section.final_lr) * (1.0 + math.cos(math.pi * progress)) / 2.0
+
+
+def _fall(progress: float, last: float) -> float:
+    return 1.0 - (1.0 - last) * progress
 
 
 def _fraction_after_step(section: TrainSection, fraction_done: float) -> float:
@@ -71,8 +92,6 @@ def _warmup_fraction(section: TrainSection, step: int, fraction_done: float) -> 
     return fraction_done * section.warmup / step if step > section.warmup else 1.0
 
 
-def _inverse_sqrt_factor(section: TrainSection, step: int, fraction_done: float) -> float:
-    """Return √(w / (step + 1)), at most 1. If warm-up is a fraction, use fractions of the budget instead of steps."""
-    if 0 < section.warmup < 1:
-        return math.sqrt(section.warmup / max(_fraction_after_step(section, fraction_done), section.warmup))
-    return math.sqrt(min(max(section.warmup, 1.0) / (step + 1), 1.0))
+def _decay_progress(fraction_done: float, start: float) -> float:
+    """Return how far the decay has come: 0 at `start`, 1 at the end of the budget."""
+    return min(max((fraction_done - start) / (1.0 - start), 0.0), 1.0) if start < 1.0 else 0.0

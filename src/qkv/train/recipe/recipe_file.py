@@ -17,7 +17,7 @@ from qkv.files import read_text, report_write_errors, to_path, write_atomically
 from qkv.train.recipe.check import check_recipe
 from qkv.train.recipe.schema import Recipe
 from qkv.train.recipe.table import STACKS, RecipeText, Table, apply_overrides, recipe_from_table, to_table
-from qkv.train.recipe.values import format_key, format_value, parse_toml
+from qkv.train.recipe.toml import format_key, format_value, parse_toml
 
 MAX_RECIPE_BYTES = 2**20
 

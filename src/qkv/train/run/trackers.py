@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qkv.errors import QkvError
+from qkv.train.tables import TRACKERS
 from qkv.train.watch import EvalReport, RunEnd, RunStart, Sample, StepReport, Watcher
 
 log = logging.getLogger("qkv")
@@ -159,6 +160,3 @@ class Trackio(Tracker):
 
     def close_run(self) -> None:
         self.module.finish()
-
-
-TRACKERS: dict[str, type[Tracker]] = {kind.name: kind for kind in (TensorBoard, WeightsAndBiases, Trackio)}

@@ -1,13 +1,12 @@
-"""Convert single values of a recipe: from TOML or a command line to the type of a field, and back to TOML."""
+"""TOML: parse it with limits, parse a single value from a command line, and write values."""
 
 import json
 import re
 import tomllib
-from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
 from qkv.errors import UsageError, shorten
-from qkv.values.old import matches_type
+from qkv.values import TOML, InvalidValue, Reader
 
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 MAX_KEY_PARTS = 32
@@ -57,34 +56,26 @@ def _check_values(value: Any) -> None:
         raise ValueError(f"the text {shorten(repr(value), 60)} contains a NUL character")
 
 
-def coerce(value: Any, expected: Any) -> Any:
-    """Convert a value from TOML to the type of its field: lists to tuples, and integers to floats if needed."""
-    if isinstance(value, list):
-        inner = next((get_args(one)[0] for one in _union_members(expected) if get_origin(one) is tuple), Any)
-        return tuple(coerce(one, inner) for one in value)
-    if isinstance(value, dict):
-        inner = next((get_args(one)[1] for one in _union_members(expected) if get_origin(one) is dict), Any)
-        return {name: coerce(one, inner) for name, one in value.items()}
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return float(value) if whole and expected is float else value
-
-
-def _union_members(expected: Any) -> tuple[Any, ...]:
-    return get_args(expected) if get_origin(expected) in (Union, UnionType) else (expected,)
-
-
 def parse_value(text: str, expected: Any) -> Any:
     """Parse a value from a command line as TOML. For a text field, quotes are optional.
 
     >>> parse_value("1e-3", float), parse_value("runs/a", str), parse_value('["a", "b"]', tuple[str, ...])
-    (0.001, 'runs/a', ('a', 'b'))
+    (0.001, 'runs/a', ['a', 'b'])
     """
     try:
-        read = parse_toml(f"value = {text}")
-        value = coerce(read["value"], expected) if len(read) == 1 else text
+        table = parse_toml(f"value = {text}")
     except ValueError:
         return text
-    return text if not matches_type(value, expected) and matches_type(text, expected) else value
+    value = table["value"] if len(table) == 1 else text
+    return text if not _matches(value, expected) and _matches(text, expected) else value
+
+
+def _matches(value: Any, expected: Any) -> bool:
+    try:
+        Reader(TOML).read(expected, value)
+    except InvalidValue:
+        return False
+    return True
 
 
 def format_value(value: Any) -> str:
