@@ -24,7 +24,7 @@ $(VENV)/.browser: $(VENV)/.dev
 	@command -v chromium >/dev/null || apt-get install -y --no-install-recommends chromium >/dev/null 2>&1 || true
 	@touch $@
 
-quickstart: $(VENV)/.core      ## translate with the model in the box; train a small model in two minutes and use it
+quickstart: $(VENV)/.core      ## translate with the bundled model; train a small model in two minutes and use it
 	$(BIN)/qkv run en-fr "The cat chased the mouse." "I love you very much."
 	$(BIN)/qkv train dates
 	$(BIN)/qkv run runs/dates "Dienstag, 4. Mai 2021" "le 14 juillet 1989" "7 March 1994" "2 de octubre de 2030"

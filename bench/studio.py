@@ -1,4 +1,4 @@
-"""The time from a text of 20 tokens to the picture of its heads in the studio, for the model in the box.
+"""The time from a text of 20 tokens to the picture of its heads in the studio, for the bundled model.
 
     taskset -c 0,1 python bench/studio.py               all: needs playwright and chromium
     taskset -c 0,1 python bench/studio.py --no-browser  the server's part alone

@@ -223,7 +223,7 @@ def test_architecture_page_lists_every_folder(package: str) -> None:
         listed.add("/".join(path))
     root = ROOT / "src" / package
     files = {path.parent.relative_to(root).as_posix() for path in (*root.glob("*/**/*.py"), *root.glob("*/*.toml"))}
-    files |= {path.parents[1].relative_to(root).as_posix() for path in root.glob("box/*/config.json")}
+    files |= {path.parents[1].relative_to(root).as_posix() for path in root.glob("bundled/*/config.json")}
     assert listed == files
 
 

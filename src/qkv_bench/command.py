@@ -52,7 +52,7 @@ def bench(
     Parameters
     ----------
     model
-        A model folder, a hub id, an unfinished run, a model in the box (qkv models), or a preset with random
+        A model folder, a hub id, an unfinished run, a bundled model (qkv models), or a preset with random
         weights (qkv info presets).
     device
         Device: cpu, cuda, mps, or auto for a GPU if there is one.
@@ -106,7 +106,7 @@ def open_model(name: str, device: str, dtype: str, precision: "WeightPrecision |
     """Load a folder, or make a preset with random weights. Before that, check that the weights fit in memory."""
     from qkv import api
     from qkv.models.tables import presets
-    from qkv.store.box import box_folders
+    from qkv.store.bundled import bundled_folders
     from qkv.train.run.load import load_model
     from qkv_bench.machine import check_memory, choose_device, choose_dtype
 
@@ -115,10 +115,10 @@ def open_model(name: str, device: str, dtype: str, precision: "WeightPrecision |
         config, chosen = presets.find_preset(name), choose_dtype(dtype, target)
         check_memory(name, config, chosen, target, precision=precision)
         return api.new(config, device=target, dtype=chosen)
-    is_local = Path(name).exists() or name in box_folders()
+    is_local = Path(name).exists() or name in bundled_folders()
     if os.sep not in name and not is_local:
-        known = [*presets.PRESETS, *box_folders()]
-        raise UsageError(f"{name}: no such folder, preset or model in the box; {suggest_name(name, known)}")
+        known = [*presets.PRESETS, *bundled_folders()]
+        raise UsageError(f"{name}: no such folder, preset or bundled model; {suggest_name(name, known)}")
     if is_local:
         stored = load_model(name, device="meta")
         if dtype == "auto":

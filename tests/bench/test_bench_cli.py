@@ -108,7 +108,7 @@ def test_help_shows_how(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_mistakes_are_one_clear_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cpu = ["--device", "cpu"]
-    says(capsys, ["gtp2"], 2, "no such folder, preset or model in the box", "did you mean 'gpt2'?")
+    says(capsys, ["gtp2"], 2, "no such folder, preset or bundled model", "did you mean 'gpt2'?")
     says(capsys, [str(tmp_path / "gone")], 2, str(tmp_path / "gone"))
     says(capsys, ["gpt2", "--device", "gpu"], 2, "--device gpu: no such device")
     says(capsys, ["gpt2", "--device", "meta"], 2, "does not support this device")

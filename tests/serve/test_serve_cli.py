@@ -81,11 +81,11 @@ def test_models_have_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert name_models(["runs/dates/", "b=x/y"]) == {"dates": "runs/dates/", "b": "x/y"}
     with pytest.raises(UsageError, match="NAME=PATH"):
         name_models(["a b"])
-    monkeypatch.setattr(server, "box_folders", dict)
+    monkeypatch.setattr(server, "bundled_folders", dict)
     assert find_default(folder / "runs") == str(folder / "runs" / "model")
     with pytest.raises(UsageError, match="give a model"):
         find_default(folder / "nothing")
-    monkeypatch.setattr(server, "box_folders", lambda: {"en-fr": folder})
+    monkeypatch.setattr(server, "bundled_folders", lambda: {"en-fr": folder})
     assert find_default(folder / "runs") == "en-fr"
 
 

@@ -134,7 +134,7 @@ def test_llama3_frequencies_are_recognised() -> None:
     smooth = ((8192 / wavelengths - 1) / 3).clamp(0, 1)
     factors = 1 / ((1 - smooth) / 8 + smooth)
     assert llama3_scaling(factors, base)["factor"] == 8
-    with pytest.raises(qkv.QkvError, match="not those of Llama 3"):
+    with pytest.raises(qkv.QkvError, match="only the rotary frequencies of Llama 3"):
         llama3_scaling(torch.linspace(1, 8, half), base)
 
 

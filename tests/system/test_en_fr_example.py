@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qkv.store.box import box_folders
+from qkv.store.bundled import bundled_folders
 
 FOLDER = Path(__file__).parents[2] / "examples" / "en_fr"
 MODULES = (
@@ -62,7 +62,7 @@ def test_no_probe_and_no_sentence_of_the_card_is_in_the_data():
     pairs = Path(os.environ.get("QKV_SHARED", FOLDER.parents[2] / "shared")) / "data/tatoeba_eng_fra/fra.txt.gz"
     if not pairs.exists():
         pytest.skip("the Tatoeba pairs (QKV_SHARED) are not here")
-    card = (box_folders()["en-fr"] / "README.md").read_text(encoding="utf-8")
+    card = (bundled_folders()["en-fr"] / "README.md").read_text(encoding="utf-8")
     shown = re.findall(r"^\| ([A-Z][^|]*[.?]) \| [^|]+ \| [^|]* \|$", card, re.MULTILINE)
     probes = [english for _, english in read_pairs(FOLDER / "probes.tsv")]
     assert set(probes) <= set(shown)

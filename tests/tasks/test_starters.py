@@ -14,8 +14,8 @@ from qkv.blocks import HeadConfig
 from qkv.data import DataFiles, Problems
 from qkv.errors import QkvError, UsageError
 from qkv.models.tables.presets import find_preset
-from qkv.store.huggingface import find_hf_target
-from qkv.store.sentence_transformers import find_transformer_target
+from qkv.store.huggingface import find_hf_export
+from qkv.store.sentence_transformers import find_transformer_export
 from qkv.tasks.prepare.prepare import prepare
 from qkv.tasks.prepare.sources import open_sources
 from qkv.tasks.starters.files import first_records, guess_columns
@@ -222,7 +222,7 @@ def test_the_exportable_shape_can_be_exported(task: str, folder: Path, tmp_path:
     (tmp_path / "mine.toml").write_text(starter_recipe(task, [file], shape="exportable"), encoding="utf-8")
     small = ["model.width=32", "model.layers=1", "tokenizer.vocab_size=420", "train.eval_examples=3"]
     config = prepare(read(tmp_path / "mine.toml", [f"data.cache={folder / 'cache'}", *small])).config
-    target = find_transformer_target(config) if config.head.kind == "embed" else find_hf_target(config)
+    target = find_transformer_export(config) if config.head.kind == "embed" else find_hf_export(config)
     assert target.architecture.name in ("marian", "bert", "llama", "t5", "bart")
 
 

@@ -154,6 +154,6 @@ def test_control_tokens_that_strip_white_space_are_not_part_of_an_answer() -> No
 )
 def test_answers_that_cannot_be_found_are_an_error(source: str) -> None:
     template = JinjaChatTemplate(BYTES, source)
-    with pytest.raises(QkvError, match="cannot be found"):
+    with pytest.raises(QkvError, match="cannot find the answers"):
         template.encode_answers(chat("cat", "yes"))
     assert sum(template.encode_answers(chat("hi", "yes"))[1]) == 4  # only of a chat that it changes

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from qkv.errors import QkvError, UsageError
-from qkv.text import Tokenizer, template_process
+from qkv.text import Tokenizer, chat_renderer
 from qkv.text.chat_template import JinjaChatTemplate
 
 CHATML = (
@@ -103,7 +103,7 @@ def test_overlapping_spellings_are_only_text(text: str) -> None:
 
 
 def test_the_character_that_marks_control_tokens_is_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(UsageError, match=r"U\+FDD0.*remove it"):
+    with pytest.raises(UsageError, match=r"U\+FDD0.*remove the character"):
         JinjaChatTemplate(tokenizer).encode(user("\ufdd01\ufdd1"))
 
 
@@ -152,12 +152,12 @@ def test_templates_that_fail_are_clear_errors(template: str, tokenizer: Tokenize
 def test_endless_and_huge_templates_are_stopped(
     template: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template_process, "MAX_SECONDS", 1)
-    monkeypatch.setattr(template_process, "MAX_BYTES", 2**28)
+    monkeypatch.setattr(chat_renderer, "MAX_SECONDS", 1)
+    monkeypatch.setattr(chat_renderer, "MAX_BYTES", 2**28)
     began = time.monotonic()
     with pytest.raises(QkvError, match="cannot be rendered"):
         JinjaChatTemplate(tokenizer, template).encode(user("a"))
-    assert time.monotonic() - began < template_process.MAX_WALL_SECONDS
+    assert time.monotonic() - began < chat_renderer.MAX_WALL_SECONDS
 
 
 def test_the_plain_template_is_a_choice(tokenizer: Tokenizer) -> None:
@@ -197,15 +197,15 @@ def test_a_training_chat_has_the_ids_of_the_rendered_text_and_a_mask_of_the_answ
 
 def test_a_template_that_changes_messages_cannot_be_trained(tokenizer: Tokenizer, monkeypatch) -> None:
     template = JinjaChatTemplate(tokenizer, "{{ messages[-1]['content'] }}")
-    with pytest.raises(QkvError, match="one after the other"):
+    with pytest.raises(QkvError, match="in order"):
         template.encode_answers(CHAT)
     monkeypatch.setattr(template, "_render", None)  # not rendered again
-    with pytest.raises(QkvError, match="one after the other"):
+    with pytest.raises(QkvError, match="in order"):
         template.encode_answers(CHAT)
 
 
 def test_one_process_renders_many_templates_and_is_replaced_when_it_ends() -> None:
-    process = template_process.TemplateProcess()
+    process = chat_renderer.ChatRenderer()
     try:
         assert [process.render("{{ a }}!", [{"a": i}]) for i in range(3)] == [["0!"], ["1!"], ["2!"]]
         first = process._process
@@ -221,7 +221,7 @@ def test_one_process_renders_many_templates_and_is_replaced_when_it_ends() -> No
 
 
 def test_of_many_chats_only_the_one_that_ends_the_process_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = template_process.TemplateProcess()
+    process = chat_renderer.ChatRenderer()
     ask = process._ask
     monkeypatch.setattr(process, "_ask", lambda request: [] if b"endless" in request else ask(request))
     try:
@@ -234,7 +234,7 @@ def test_of_many_chats_only_the_one_that_ends_the_process_fails(monkeypatch: pyt
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_after_an_interruption_the_next_caller_gets_its_own_text(error: type[BaseException]) -> None:
-    process = template_process.TemplateProcess()
+    process = chat_renderer.ChatRenderer()
     try:
         process.render("{{ a }}", [{"a": "before"}])
         first = process._process
@@ -257,17 +257,17 @@ def test_after_an_interruption_the_next_caller_gets_its_own_text(error: type[Bas
 
 
 def test_a_misspelt_name_is_no_template() -> None:
-    with pytest.raises(UsageError, match="'plane': this is no jinja2 template; give one, or 'plain'"):
+    with pytest.raises(UsageError, match="'plane' is not a jinja2 template; pass a template, or 'plain'"):
         JinjaChatTemplate(Tokenizer.train("char", iter(["ab"]), 40, special_tokens=["unk"]), "plane")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_fork_has_a_process_of_its_own() -> None:
-    assert template_process.render_in_sandbox("{{ x }}", [{"x": "one"}]) == ["one"]
+    assert chat_renderer.render_in_sandbox("{{ x }}", [{"x": "one"}]) == ["one"]
     child = os.fork()
     name = "child" if child == 0 else "parent"
     texts = [f"{name} {i}" for i in range(40)]
-    same = all(template_process.render_in_sandbox("{{ x }}", [{"x": text}]) == [text] for text in texts)
+    same = all(chat_renderer.render_in_sandbox("{{ x }}", [{"x": text}]) == [text] for text in texts)
     if child == 0:
         os._exit(0 if same else 1)
     assert same

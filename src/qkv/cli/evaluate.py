@@ -72,7 +72,7 @@ def evaluate(
     Parameters
     ----------
     model
-        A model folder, a hub id, or a model in the box (see qkv models), with a tokenizer; or an index, which is
+        A model folder, a hub id, or a bundled model (see qkv models), with a tokenizer; or an index, which is
         evaluated by judgements of its files.
     data
         Files, globs or folders; field=file for each of several line-aligned files; or a built-in dataset. The folder of
@@ -210,14 +210,14 @@ def compare_results(
 
 def split_models(model: str, data: Sequence[str]) -> tuple[list[str], list[str]]:
     """The models and the data of a command line: the folder of a second model may precede the data."""
-    from qkv.store.box import find_in_box
+    from qkv.store.bundled import find_bundled
     from qkv.train.run.folder import RunFolder
     from qkv.train.run.load import is_checkpoint
 
     def is_model(name: str) -> bool:
         path = Path(name)
         is_folder = (path / "config.json").is_file() or RunFolder(path).is_run or is_checkpoint(path)
-        return is_folder or (path.suffix == ".gguf" and path.is_file()) or find_in_box(name) is not None
+        return is_folder or (path.suffix == ".gguf" and path.is_file()) or find_bundled(name) is not None
 
     has_second = bool(data) and is_model(data[0])
     return [model, *data[:has_second]], list(data[has_second:])

@@ -49,7 +49,7 @@ def look(
     Parameters
     ----------
     model
-        A model folder, a hub id, or a model in the box (see qkv models), with a tokenizer.
+        A model folder, a hub id, or a bundled model (see qkv models), with a tokenizer.
     texts
         The text; for an encoder-decoder, the source. An encoder reads a pair of texts with a tab between them.
     target

@@ -23,7 +23,7 @@ def info(model: str, /, *, context: int | None = None, json: Json = False) -> No
     Parameters
     ----------
     model
-        A preset (qkv info presets lists them), a qkv or Hugging Face folder, a hub id, or a model in the box (qkv
+        A preset (qkv info presets lists them), a qkv or Hugging Face folder, a hub id, or a bundled model (qkv
         models).
     context
         The context length at which FLOPs are counted; by default the model's maximum, but at most 2,048.
@@ -31,7 +31,7 @@ def info(model: str, /, *, context: int | None = None, json: Json = False) -> No
     from qkv.models.tables import presets
     from qkv.models.tables.summary import summarise_model
     from qkv.render.info import print_info
-    from qkv.store.box import box_folders
+    from qkv.store.bundled import bundled_folders
 
     if model == "presets" and not Path(model).exists():
         return _show_presets(json)
@@ -39,15 +39,15 @@ def info(model: str, /, *, context: int | None = None, json: Json = False) -> No
         check_minimum("context", context, 1)
     if model in presets.PRESETS and not Path(model).is_dir():
         config, notes = presets.find_preset(model), []
-    elif os.sep in model or Path(model).exists() or model in box_folders():
+    elif os.sep in model or Path(model).exists() or model in bundled_folders():
         with fast_imports():
             from qkv.train.run.load import load_model  # imports torch, to check the tensors of the folder
 
         stored = load_model(model, device="meta")
         config, notes = stored.config, stored.notes
     else:
-        known = [*presets.PRESETS, *box_folders()]
-        raise UsageError(f"{model}: no such folder, preset or model in the box; {suggest_name(model, known)}")
+        known = [*presets.PRESETS, *bundled_folders()]
+        raise UsageError(f"{model}: no such folder, preset or bundled model; {suggest_name(model, known)}")
     summary = summarise_model(config, context)
     print_notes(model, notes)
     if json:
@@ -73,7 +73,7 @@ def _show_presets(json: bool) -> None:
 
 @app.command(name="models")
 def list_models(*, json: Json = False) -> None:
-    """List the models that can be used by name: those that come with qkv ("in the box"), and the runs in ./runs.
+    """List the models that can be used by name: the bundled models, which come with qkv, and the runs in ./runs.
 
     Examples:
         qkv models

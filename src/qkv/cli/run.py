@@ -91,7 +91,7 @@ def run(
     Parameters
     ----------
     model
-        A model folder, a hub id, or a model in the box (see qkv models), with a tokenizer.
+        A model folder, a hub id, or a bundled model (see qkv models), with a tokenizer.
     texts
         Prompts, source texts of an encoder-decoder, or texts to classify, tag or embed.
     max_tokens
@@ -119,7 +119,7 @@ def run(
         to classify it. To fill in masks: window (the default), which reads the text around them, or error.
     sentences
         Encoder-decoders: generate sentence by sentence, for texts of any length. The default for a model that was
-        trained on pairs of sentences, such as the one in the box.
+        trained on pairs of sentences, such as en-fr.
     align
         Encoder-decoders: list the source word that each generated word depends on most. For lines on stdin, add --json.
     prefix

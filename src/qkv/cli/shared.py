@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HELP = """The whole Transformer in one readable toolkit.
 
-Translate, with a model in the box: qkv run en-fr "The cat chased the mouse."
+Translate, with a bundled model: qkv run en-fr "The cat chased the mouse."
 Train a model in two minutes:       qkv train dates
 Inspect your data files:            qkv data pairs.tsv
 Write a recipe for them:            qkv init translate pairs.tsv

@@ -38,7 +38,7 @@ def studio(
     Parameters
     ----------
     models
-        Models by their paths, or as NAME=PATH. Without any, a model in the box (qkv models) or the newest run is shown.
+        Models by their paths, or as NAME=PATH. Without any, a bundled model (qkv models) or the newest run is shown.
     port
         The port to listen on; 0 chooses a free one.
     browser

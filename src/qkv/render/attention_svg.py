@@ -58,15 +58,15 @@ def _draw_grid(attention: Mapping[str, Any], patterns: list[np.ndarray], top: in
 
 def _draw_head(pattern: np.ndarray, queries: list[str], keys: list[str], top: int) -> tuple[list[str], int, int]:
     """One head with its tokens, and its weights as numbers. Returns the parts, and the right and lower end."""
-    left = 24 + 8 * max(len(_label(one)) for one in queries)
-    top += 8 * max(len(_label(one)) for one in keys) + 8
+    left = 24 + 8 * max(len(_label(query)) for query in queries)
+    top += 8 * max(len(_label(key)) for key in keys) + 8
     parts = _cells(pattern, left, top, CELL)
-    for i, one in enumerate(queries):
-        parts.append(text(left - 8, top + (i + 0.5) * CELL + 4, _label(one), 12, anchor="end"))
-    for j, one in enumerate(keys):
+    for i, query in enumerate(queries):
+        parts.append(text(left - 8, top + (i + 0.5) * CELL + 4, _label(query), 12, anchor="end"))
+    for j, key in enumerate(keys):
         x = left + (j + 0.5) * CELL + 4
         parts.append(
-            f"<g transform='rotate(-90 {x:.1f} {top - 8})'>{text(x, top - 8, _label(one), 12, anchor='start')}</g>"
+            f"<g transform='rotate(-90 {x:.1f} {top - 8})'>{text(x, top - 8, _label(key), 12, anchor='start')}</g>"
         )
     for i, j in zip(*np.nonzero(pattern >= 0.05), strict=True):
         colour = "#ffffff" if pattern[i, j] > 0.3 else "#1f2937"
@@ -99,5 +99,5 @@ def _colour(fraction: float) -> str:
     return "#" + "".join(f"{round(a + (b - a) * part):02x}" for a, b in zip(low, high, strict=True))
 
 
-def _label(one: str) -> str:
-    return truncate(escape_controls(one).replace(" ", "␣"), MAX_LABEL) or "∅"
+def _label(token: str) -> str:
+    return truncate(escape_controls(token).replace(" ", "␣"), MAX_LABEL) or "∅"

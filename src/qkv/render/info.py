@@ -19,7 +19,7 @@ def print_info(name: str, config: Config, summary: ModelSummary, console: Consol
     console.print(Text.assemble((name, "bold"), f"   {FAMILY_NAMES[summary.family]}{head}"))
     stack = config.stack
     if stack.is_recurrent:
-        layers = " + ".join(f"{one.layers} {one.recurrence.upper()}" for one in config.stacks.values())
+        layers = " + ".join(f"{stack.layers} {stack.recurrence.upper()}" for stack in config.stacks.values())
         console.print(f"{layers} layers · width {stack.width:,} · vocabulary {stack.vocab_size:,}", highlight=False)
         if config.family == "seq2seq":
             console.print(f"attention: {stack.recurrent_attention}", highlight=False)

@@ -48,7 +48,9 @@ def print_report(report: RunReport, console: Console) -> None:
     if report.learning_curve is not None:
         curve = report.learning_curve
         _heading(f"Learning curve of {curve.model}", console)
-        points = [f"{one.records:,} {curve.unit}s: {format_score(curve.metric, one.score)}" for one in curve.points]
+        points = [
+            f"{point.records:,} {curve.unit}s: {format_score(curve.metric, point.score)}" for point in curve.points
+        ]
         console.print(Text(", ".join(points)))
         console.print(Text(f"Twice the data: about {describe_gain(curve)}"))
     elif report.errors is not None:
@@ -81,7 +83,7 @@ def print_advice(report: RunReport, console: Console) -> None:
         if advice.command:
             console.print(Text(f"   {escape_controls(advice.command)}", "cyan"), soft_wrap=True)  # to be copied
     if rest := report.advice[len(report.main_advice) :]:
-        console.print(Text("Also: " + "; ".join(one.title for one in rest), "dim"))
+        console.print(Text("Also: " + "; ".join(advice.title for advice in rest), "dim"))
 
 
 def print_score(score: ScoreReport, console: Console) -> None:
@@ -91,12 +93,16 @@ def print_score(score: ScoreReport, console: Console) -> None:
     table = plain_table("", "", "", "")
     table.columns[1].justify = "right"
     rows = [*([("training data", score.training)] if score.training else []), ("this model", score.model)]
-    rows += [(one.name, one) for one in reversed(score.baselines)]
-    longest = max([one.value for _, one in rows if math.isfinite(one.value)], default=1.0)
-    for name, one in rows:
-        bar = "█" * round(BAR_WIDTH * max(0.0, one.value) / longest) if longest > 0 and one.value == one.value else ""
-        style = "bold" if one is score.model else "dim"
-        cells = (name, format_score(score.metric, one.value), format_interval(score.metric, one), bar)
+    rows += [(result.name, result) for result in reversed(score.baselines)]
+    longest = max([result.value for _, result in rows if math.isfinite(result.value)], default=1.0)
+    for name, result in rows:
+        bar = (
+            "█" * round(BAR_WIDTH * max(0.0, result.value) / longest)
+            if longest > 0 and result.value == result.value
+            else ""
+        )
+        style = "bold" if result is score.model else "dim"
+        cells = (name, format_score(score.metric, result.value), format_interval(score.metric, result), bar)
         table.add_row(*cells, style=style)
     console.print(table)
     if best is not None and (verdict := compare_with_baseline(score, best)) != "better than":
@@ -131,11 +137,11 @@ def print_groups(score: ScoreReport, console: Console) -> None:
     if score.classes:
         _heading("By class, the worst first", console)
         table = plain_table("", "F1", "precision", "recall", "records")
-        present = [(name, one) for name, one in score.classes.items() if one["expected"]]
-        ordered = sorted(present, key=lambda one: (one[1]["f1"], one[0]))
-        for name, one in ordered[:MAX_CLASSES]:
-            percent = [f"{100 * one[key]:.0f} %" for key in ("f1", "precision", "recall")]
-            table.add_row(truncate(escape_controls(name), 30), *percent, f"{one['expected']:,}")
+        present = [(name, scores) for name, scores in score.classes.items() if scores["expected"]]
+        ordered = sorted(present, key=lambda item: (item[1]["f1"], item[0]))
+        for name, scores in ordered[:MAX_CLASSES]:
+            percent = [f"{100 * scores[key]:.0f} %" for key in ("f1", "precision", "recall")]
+            table.add_row(truncate(escape_controls(name), 30), *percent, f"{scores['expected']:,}")
         console.print(table)
         if len(ordered) > MAX_CLASSES:
             console.print(Text(f"… and {len(ordered) - MAX_CLASSES:,} more classes", "dim"))
@@ -143,7 +149,7 @@ def print_groups(score: ScoreReport, console: Console) -> None:
         listed = [f"{expected} → {predicted} ({times:,}×)" for expected, predicted, times in confused]
         console.print(Text(escape_controls("Expected → predicted: " + ", ".join(listed))))
     if score.lengths:
-        groups = [f"up to {one.longest} words: {100 * one.score:.0f} %" for one in score.lengths]
+        groups = [f"up to {group.longest} words: {100 * group.score:.0f} %" for group in score.lengths]
         console.print(Text("Mean score of a record by length: " + ", ".join(groups)))
 
 
@@ -152,12 +158,12 @@ def print_errors(title: str, errors: Sequence[JudgedRecord], console: Console) -
     if not errors:
         return
     _heading(title, console)
-    for one in errors[:MAX_ERRORS]:
-        sure = "" if one.confidence is None else f", {100 * one.confidence:.0f} % sure"
-        location = escape_controls(one.location)
-        console.print(Text.assemble((f"{location}  ", "dim"), truncate(escape_controls(one.text), MAX_TEXT_CHARS)))
+    for error in errors[:MAX_ERRORS]:
+        sure = "" if error.confidence is None else f", {100 * error.confidence:.0f} % sure"
+        location = escape_controls(error.location)
+        console.print(Text.assemble((f"{location}  ", "dim"), truncate(escape_controls(error.text), MAX_TEXT_CHARS)))
         predicted, expected = (
-            truncate(escape_controls(text), MAX_TEXT_CHARS) for text in (one.predicted, one.expected)
+            truncate(escape_controls(text), MAX_TEXT_CHARS) for text in (error.predicted, error.expected)
         )
         words = Text.assemble(("   predicted ", "dim"), (predicted, "red"), (f"{sure}; expected ", "dim"), expected)
         console.print(words)
@@ -201,8 +207,8 @@ def print_leakage(name: str, found: LeakageReport, console: Console) -> None:
         if not is_equal:
             console.print(Padding(Text.assemble(("≈ ", "dim"), other), (0, 0, 0, 6)))
     if found.conflicts:
-        text, one, other = found.conflicts[0]
-        shown = truncate(escape_controls(f"{one} and {other}: {text}"), MAX_TEXT_CHARS)
+        text, first, second = found.conflicts[0]
+        shown = truncate(escape_controls(f"{first} and {second}: {text}"), MAX_TEXT_CHARS)
         console.print(Text(f"{len(found.conflicts):,} training texts have different labels, such as {shown}"))
 
 

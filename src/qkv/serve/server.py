@@ -20,7 +20,7 @@ from qkv.serve.app import make_app
 from qkv.serve.http.request_log import PrivateHandler
 from qkv.serve.settings import LOCAL_HOSTS, ServeSettings
 from qkv.serve.studio.options import StudioOptions
-from qkv.store.box import box_folders
+from qkv.store.bundled import bundled_folders
 from qkv.train.run.folder import RunFolder
 
 SWITCH_SECONDS = 0.001
@@ -146,8 +146,8 @@ def name_models(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def find_default(folder: Path = Path("runs")) -> str:
-    """The model to serve if none is named: a model in the box, or else the newest run with a model or a checkpoint."""
-    if in_box := list(box_folders()):
+    """The model to serve if none is named: a bundled model, or else the newest run with a model or a checkpoint."""
+    if in_box := list(bundled_folders()):
         return in_box[0]
     found = [
         (path.stat().st_mtime, str(path))

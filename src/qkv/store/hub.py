@@ -6,7 +6,7 @@ from pathlib import Path
 from qkv.errors import QkvError, UsageError, suggest_name, suggest_path
 from qkv.files import to_path
 from qkv.models.tables.presets import PRESETS
-from qkv.store.box import box_folders, find_in_box
+from qkv.store.bundled import bundled_folders, find_bundled
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 DOWNLOAD_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
@@ -16,25 +16,27 @@ DOWNLOAD_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.
 def resolve_folder(name: str | Path) -> Path:
     """Find the folder of a model.
 
-    A name of a model in the box is its folder there, unless there is a local folder of this name. A name `owner/model`
-    that does not exist locally is downloaded from the hub, which needs `qkv[hub]`.
+    A local folder comes first, then a bundled model. Any other name `owner/model` is downloaded from the hub, which
+    needs `qkv[hub]`.
     """
     path = to_path(name)
     if not str(name):
-        raise UsageError("the name of the model is empty; give a folder or a hub id")
+        raise UsageError("the name of the model is empty; name a folder or a hub id")
     if path.is_dir():
         return path
     if path.exists():
-        raise UsageError(f"{path}: this is a file; give its folder")
-    if (in_box := find_in_box(name)) is not None:
-        return in_box
+        raise UsageError(f"{path}: this is a file, but a model is a folder; name its folder")
+    if (bundled := find_bundled(name)) is not None:
+        return bundled
     if str(name) in PRESETS:
-        raise UsageError(f"{name}: no such folder; {name} is a preset, which has no weights; give a folder or a hub id")
+        raise UsageError(
+            f"{name}: no such folder; {name} is a preset, which has no weights; name a model folder or a hub id"
+        )
     if not _HUB_ID.fullmatch(str(name)) or path.parent.is_dir():
         run = Path("runs") / path  # users often forget the prefix runs/
         hint = f"; did you mean {run}?" if run.is_dir() else suggest_path(path, folders=True)
         if not hint and len(path.parts) == 1:
-            hint = f", and no such model in the box; {suggest_name(str(path), box_folders())}"
+            hint = f", and no such bundled model; {suggest_name(str(path), bundled_folders())}"
         raise UsageError(f"{path}: no such folder{hint}")
     try:
         from huggingface_hub import snapshot_download

@@ -94,7 +94,7 @@ def read_hf_weights(
         "missing": missing,
         "of the wrong shape": misshapen,
         "unexpected": unknown,
-        "that should equal the embedding that they are tied to, but do not": untied,
+        "that are tied to the embedding, but have different values": untied,
     }
     if message := describe_mismatches(weights.folder, mismatches):
         raise QkvError(message)
@@ -121,7 +121,7 @@ def _same_values(a: Tensor, b: Tensor) -> bool:
 def _unused_tensors(
     architecture: Architecture, head_table: HeadTable, config: Config, stored: Mapping[str, str], used: set[str]
 ) -> tuple[list[str], list[str], list[str]]:
-    """Sort the tensors that were not read into unknown ones, those of other heads, and copies of the embedding.
+    """Sort the tensors that were not read: unknown tensors, tensors of other heads, copies of the embedding.
 
     A folder may store a tied matrix once under each of its names. These copies should equal the embedding.
     """
@@ -142,16 +142,16 @@ def _unused_tensors(
     return unknown, of_other_heads, copies
 
 
-class HfTarget(NamedTuple):
-    """What a model is exported to: a Hugging Face architecture, its table for the head, and the config.json."""
+class HfExport(NamedTuple):
+    """How a model is exported: its Hugging Face architecture, the table for its head, and the config.json."""
 
     architecture: Architecture
     head_table: HeadTable
     hf_config: dict[str, Any]
 
 
-def find_hf_target(config: Config) -> HfTarget:
-    """Find a Hugging Face architecture for a config. The architecture that the config was read from is tried first."""
+def find_hf_export(config: Config) -> HfExport:
+    """Find a Hugging Face architecture for a config: the architecture that it was read from, or else another."""
     order = sorted(ARCHITECTURES.values(), key=lambda architecture: architecture.name != config.architecture)
     errors = []
     for architecture in order:
@@ -160,19 +160,20 @@ def find_hf_target(config: Config) -> HfTarget:
         except UnsupportedConfigError as error:
             errors.append(error)
         else:
-            return HfTarget(architecture, head_table, hf_config)
+            return HfExport(architecture, head_table, hf_config)
     if config.architecture in ARCHITECTURES:
         closest = errors[0]
     else:
         closest = min(errors, key=lambda error: (not error.fields, len(error.fields)))
     raise QkvError(
         "this model cannot be exported to Hugging Face, because no architecture there has all of its options. The "
-        f"closest one is {closest.name}, which {closest.reason}. The format onnx has all options (--format onnx). For "
-        "a model that transformers can load, train one with a published shape: qkv init TASK FILE --shape exportable"
+        f"closest architecture is {closest.name}, which {closest.reason}. Export it with --format onnx, which supports "
+        "all options; or, for a model that transformers can load, train one with a published architecture: "
+        "qkv init TASK FILE --shape exportable"
     )
 
 
-def write_hf(folder: Path, target: HfTarget, config: Config, parameters: Mapping[str, Tensor]) -> None:
+def write_hf(folder: Path, target: HfExport, config: Config, parameters: Mapping[str, Tensor]) -> None:
     """Write config.json and the weights for transformers."""
     tensors = write_weights(target.architecture, target.head_table, config, parameters)
     dtype = str(next(iter(parameters.values())).dtype).removeprefix("torch.")

@@ -1,11 +1,11 @@
-"""Weights on disk in int8: a quarter of the size of float32, for models that travel with other files.
+"""Weights on disk in int8: a quarter of the size of float32, for models that are distributed.
 
 Each matrix is stored as int8, and a second tensor, `NAME.scale`, has one float32 factor for each of its rows:
 
     weight[row] = scale[row] · int8[row],   scale[row] = max |weight[row]| / 127
 
 Rounding changes a weight by at most half its row's scale. Other tensors (norms, biases) stay in float32. Reading
-multiplies the factors in again, so a loaded model has ordinary float32 weights and computes as any other.
+multiplies the values by the factors again, so a loaded model has ordinary float32 weights.
 """
 
 from collections.abc import Mapping

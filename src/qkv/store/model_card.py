@@ -7,12 +7,12 @@ from qkv.errors import QkvError
 from qkv.files import read_text
 from qkv.models import Config
 
-CARD_FACTS = ("data", "scores", "licence")
+CARD_FIELDS = ("data", "scores", "licence")
 
 
-def model_card(config: Config, parameters: int, load_class: str, facts: Mapping[str, str] | None = None) -> str:
-    """The text of a card with the config and `facts`. Missing data, scores and licence are marked as not recorded."""
-    facts = {**dict.fromkeys(CARD_FACTS, "not recorded"), **(facts or {})}
+def model_card(config: Config, parameters: int, load_class: str, card_fields: Mapping[str, str] | None = None) -> str:
+    """The text of a card with the config and `card_fields`. Fields of `CARD_FIELDS` that are missing are marked."""
+    card_fields = {**dict.fromkeys(CARD_FIELDS, "not recorded"), **(card_fields or {})}
     stack = config.stack
     kinds = {"encoder": "encoder-only", "decoder": "decoder-only", "seq2seq": "encoder-decoder"}
     head = "" if config.head.kind == "none" else f", {config.head.kind} head"
@@ -37,14 +37,14 @@ def model_card(config: Config, parameters: int, load_class: str, facts: Mapping[
             f"| vocabulary | {stack.vocab_size:,} |",
             *([] if stack.is_recurrent else [f"| positions | {stack.position} |"]),
             f"| load with | `{load}` |",
-            *(f"| {name} | {value} |" for name, value in facts.items()),
+            *(f"| {name} | {value} |" for name, value in card_fields.items()),
             "",
         ]
     )
 
 
 def read_card(folder: Path) -> dict[str, str]:
-    """The facts in the tables of a folder's model card, by name. Empty if there is no card that can be read."""
+    """The fields in the tables of a folder's model card, by name. Empty if there is no card that can be read."""
     try:
         text = read_text(folder / "README.md")
     except QkvError:

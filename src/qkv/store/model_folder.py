@@ -21,7 +21,7 @@ from qkv.store.gguf.gguf_file import GgufFile
 from qkv.store.gguf.gguf_weights import GgufWeights
 from qkv.store.hub import resolve_folder
 from qkv.store.huggingface import (
-    find_hf_target,
+    find_hf_export,
     is_huggingface,
     read_hf_config,
     read_hf_weights,
@@ -32,7 +32,7 @@ from qkv.store.int8_weights import quantize_rows
 from qkv.store.model_card import model_card
 from qkv.store.sentence_transformers import (
     SENTENCE_TRANSFORMERS_FILES,
-    find_transformer_target,
+    find_transformer_export,
     sentence_transformers_head,
     transformer_folder,
     write_sentence_transformers,
@@ -187,7 +187,7 @@ def drop_unknown_tokens(config: Config, config_path: Path) -> tuple[Config, list
         name: None for name in ("pad_token_id", "decoder_start_token_id") if is_unknown(getattr(config, name))
     }
     if any(map(is_unknown, config.eos_token_ids)):
-        changes["eos_token_ids"] = tuple(one for one in config.eos_token_ids if not is_unknown(one))
+        changes["eos_token_ids"] = tuple(token_id for token_id in config.eos_token_ids if not is_unknown(token_id))
     notes = [shorten(describe(name, getattr(config, name)) + ", so it is not used", 300) for name in changes]
     return replace(config, **changes), notes
 
@@ -295,14 +295,15 @@ def write_model(
     tokenizer: Tokenizer | None,
     format: str = "qkv",
     *,
-    facts: Mapping[str, str] | None = None,
+    card_fields: Mapping[str, str] | None = None,
     int8: bool = False,
 ) -> str:
     """Write a model folder: a qkv folder, or one for transformers ("hf"), CTranslate2 or ONNX.
 
-    Returns the name of the class that loads the folder, or of the ONNX files. `facts` are lines of a new model card:
-    data, scores, licence and more. `int8` stores the matrices of a qkv folder in int8 (`store/int8_weights.py`). All
-    files are complete before the first one replaces an old one, so that a failure leaves an old model intact.
+    Returns the name of the class that loads the folder, or of the ONNX files. `card_fields` are rows of a new model
+    card, such as data, scores and licence. `int8` stores the matrices of a qkv folder in int8
+    (`store/int8_weights.py`). All files are complete before the first one replaces an old one, so that a failure leaves
+    an old model intact.
     """
     if format not in FORMATS:
         raise UsageError(f"unknown format {format!r}; {suggest_name(format, FORMATS)}")
@@ -324,25 +325,25 @@ def write_model(
         return write_onnx(folder, config, network, tokenizer)  # type: ignore[arg-type]
     folder = to_path(folder)
     # transformers has a class for an embedding of a dense layer (BERT's pooler), but none for other embeddings.
-    hf_target, is_embedder = None, config.head.kind == "embed" and config.head.dense == "none"
+    hf_export, is_embedder = None, config.head.kind == "embed" and config.head.dense == "none"
     load_class: str = config.family
     if format == "hf":  # raises before anything is written
-        hf_target = find_transformer_target(config) if is_embedder else find_hf_target(config)
-        load_class = "SentenceTransformer" if is_embedder else hf_target.head_table.class_name
+        hf_export = find_transformer_export(config) if is_embedder else find_hf_export(config)
+        load_class = "SentenceTransformer" if is_embedder else hf_export.head_table.class_name
     parameters = {name: p.detach() for name, p in network.named_parameters()}
     with staged_folder(folder, "config.json", MODEL_FILES, also_accepted=[RECIPE_FILE]) as staging:
         if tokenizer is not None:
             tokenizer.save(staging)
-        if hf_target is not None:
-            write_hf(staging, hf_target, config, parameters)
+        if hf_export is not None:
+            write_hf(staging, hf_export, config, parameters)
             if is_embedder:
                 write_sentence_transformers(staging, config)
         else:
             write_weights(staging, quantize_rows(parameters) if int8 else parameters)
             write_atomically(staging / "config.json", json.dumps(config.to_dict(), indent=2) + "\n")
-        if facts is not None or not (folder / "README.md").exists():
+        if card_fields is not None or not (folder / "README.md").exists():
             write_atomically(
                 staging / "README.md",
-                model_card(config, sum(p.numel() for p in parameters.values()), load_class, facts),
+                model_card(config, sum(p.numel() for p in parameters.values()), load_class, card_fields),
             )
     return load_class

@@ -13,7 +13,7 @@ from qkv.blocks import HeadConfig
 from qkv.errors import QkvError
 from qkv.files import read_json, read_json_object, write_atomically
 from qkv.models import Config
-from qkv.store.huggingface import HfTarget, find_hf_target
+from qkv.store.huggingface import HfExport, find_hf_export
 
 POOLINGS = {"cls": "first", "mean": "mean", "lasttoken": "last"}
 """Their names of poolings, and ours."""
@@ -81,12 +81,12 @@ def _read_pooling(path: Path) -> str:
     return POOLINGS[modes[0]]
 
 
-def find_transformer_target(config: Config) -> HfTarget:
+def find_transformer_export(config: Config) -> HfExport:
     """What the Transformer of an embedding model is exported to: preferably the architecture that it was read from."""
     found = []
     for head in BARE_HEADS:
         try:
-            found.append(find_hf_target(replace(config, head=head)))
+            found.append(find_hf_export(replace(config, head=head)))
         except QkvError as error:
             reason = error
     if not found:

@@ -24,19 +24,18 @@ def staged_folder(
 ) -> Iterator[Path]:
     """Yield a staging folder to write into. If the block ends without an error, its files are moved to `folder`.
 
-    `marker` is the file by which a folder of this kind is recognised; it is moved last. If `folder` has files, one of
-    them must be the marker or a name in `also_accepted`; any other folder is refused. Old files that match a pattern in
-    `replaces` are deleted.
+    `marker` is the file that identifies a folder of this kind; it is moved last. If `folder` is not empty, it must
+    contain the marker or a name in `also_accepted`. Old files that match a pattern in `replaces` are deleted.
     """
     folder = to_path(folder)
     if folder.exists() and not folder.is_dir():
-        raise QkvError(f"{folder}: this is a file; give a folder")
+        raise QkvError(f"{folder}: this is a file, but a model is a folder; choose another path")
     is_new = not folder.exists()
     staging = folder / STAGING_FOLDER
     try:
         names = set() if is_new else {path.name for path in folder.iterdir()} - {STAGING_FOLDER}
         if names and not names & {marker, *also_accepted}:
-            raise QkvError(f"{folder}: this folder has other files and no model; choose an empty or new folder")
+            raise QkvError(f"{folder}: this folder contains other files, but no model; choose an empty or new folder")
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
         try:

@@ -143,7 +143,7 @@ def _files_in_index(folder: Path) -> list[Path]:
     outside = [name for name in shards.values() if name != Path(name).name or name in ("", "..")]
     if outside:
         raise QkvError(
-            f"{path}: {outside[0]!r} is not a file in this folder, and others are not read; fetch the model again"
+            f"{path}: {outside[0]!r} is not a file in this folder, and qkv reads no other files; fetch the model again"
         )
     paths = [folder / name for name in sorted(set(shards.values()))]
     missing = [shard.name for shard in paths if not shard.exists()]

@@ -79,7 +79,7 @@ def read_word_vectors(
     if not found:
         raise QkvError(
             f"{path}: none of its words is in the vocabulary of {len(vocabulary)}; "
-            "give a file in the language and spelling of the vocabulary"
+            "choose a file with the language and spelling of the vocabulary"
         )
     return WordVectors(path, torch.tensor(list(found)), torch.stack(list(found.values())), tuple(bad_lines))
 

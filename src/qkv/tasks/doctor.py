@@ -19,7 +19,7 @@ from qkv.models import Config, build
 from qkv.models.runtime.memory import free_memory
 from qkv.models.tables import presets
 from qkv.progress import OnStage
-from qkv.store.box import box_folders
+from qkv.store.bundled import bundled_folders
 from qkv.tasks.describe import first_batch
 from qkv.tasks.prepare.model import apply_adapters
 from qkv.tasks.prepare.prepare import prepare
@@ -82,8 +82,8 @@ def open_subject(name: str, overrides: Sequence[str], progress: OnStage | None) 
         torch.manual_seed(0)
         note = "new weights of a preset, on random tokens; to examine them on data, give a recipe"
         return Subject(build(config), None, random_batch(config), is_new=True, has_random_batch=True), [note]
-    if not path.exists() and "/" not in name and name not in box_folders():
-        known = [*recipe_file.builtin_recipes(), *presets.PRESETS, *box_folders()]
+    if not path.exists() and "/" not in name and name not in bundled_folders():
+        known = [*recipe_file.builtin_recipes(), *presets.PRESETS, *bundled_folders()]
         raise UsageError(f"{name}: no such recipe, model folder or preset; {suggest_name(name, known)}")
     return model_subject(name, progress)
 

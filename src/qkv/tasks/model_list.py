@@ -1,4 +1,4 @@
-"""The models that can be used by name here: those in the box, and the runs in a folder. For `qkv models`."""
+"""The models that can be used by name here: the bundled models, and the runs in a folder. For `qkv models`."""
 
 import tomllib
 from dataclasses import asdict, dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from qkv.errors import QkvError
-from qkv.store.box import box_folders
+from qkv.store.bundled import bundled_folders
 from qkv.store.model_card import read_card
 from qkv.train.run.folder import RunFolder
 
@@ -18,7 +18,7 @@ class ListedModel:
     """A model that can be used by name."""
 
     name: str
-    place: str  # "box" or "runs"
+    place: str  # "bundled" or "runs"
     task: str
     scores: str
     bytes: int = 0  # of its weights; 0 if it has none yet
@@ -31,18 +31,18 @@ class ListedModel:
 
 
 def list_models(runs: Path = Path("runs")) -> list[ListedModel]:
-    """The models in the box, and the runs in the folder `runs`."""
-    found = [box_model(name, folder) for name, folder in box_folders().items()]
+    """The bundled models, and the runs in the folder `runs`."""
+    found = [box_model(name, folder) for name, folder in bundled_folders().items()]
     folders = sorted(path for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
     # A run that failed before its first step has nothing to use or to resume.
     return found + [run_model(RunFolder(folder)) for folder in folders if RunFolder(folder).has_progress]
 
 
 def box_model(name: str, folder: Path) -> ListedModel:
-    """A model in the box, as its card describes it."""
+    """A bundled model, as its card describes it."""
     card = read_card(folder)
-    facts = {field: card.get(field, "") for field in ("task", "scores", "licence")}
-    return ListedModel(name, "box", bytes=weight_bytes(folder), **facts)
+    card_fields = {field: card.get(field, "") for field in ("task", "scores", "licence")}
+    return ListedModel(name, "bundled", bytes=weight_bytes(folder), **card_fields)
 
 
 def run_model(run: RunFolder) -> ListedModel:

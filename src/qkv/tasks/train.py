@@ -299,19 +299,19 @@ def split_long_texts(records: Sequence[Record], task: str) -> list[Record]:
 
 
 def write_model(folder: RunFolder, prepared: PreparedRun, model: TextModel, end: RunEnd, calibration: str = "") -> None:
-    """Make a run's folder a model folder: weights, tokenizer, and a model card with the facts of the run."""
+    """Make a run's folder a model folder: weights, tokenizer, and a model card with fields that describe the run."""
     recipe, metrics, mix = prepared.recipe, end.metrics, prepared.recipe.data.mix
-    facts = {
+    card_fields = {
         "data": format_files(recipe.data.train)
         or ", ".join(f"{name}: {format_files(one['train'])}" for name, one in mix.items()),
         "recipe": f"{recipe.objective.kind}, {end.step:,} steps in {end.seconds / 60:.1f} minutes; see recipe.toml",
     }
     if metrics:
         scores = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        facts["scores"] = f"{scores} on validation data" + (f"; {end.subset}" if end.subset else "")
+        card_fields["scores"] = f"{scores} on validation data" + (f"; {end.subset}" if end.subset else "")
     if calibration:
-        facts["calibration"] = calibration
-    store.write_model(folder.path, model.config, model.network, model.tokenizer, facts=facts)
+        card_fields["calibration"] = calibration
+    store.write_model(folder.path, model.config, model.network, model.tokenizer, card_fields=card_fields)
 
 
 def format_files(files: Files) -> str:

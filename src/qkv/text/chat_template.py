@@ -16,8 +16,8 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from qkv.errors import QkvError, UsageError, shorten, suggest_name
+from qkv.text.chat_renderer import render_in_sandbox
 from qkv.text.special_tokens import ROLE_NAMES
-from qkv.text.template_process import render_in_sandbox
 from qkv.text.tokenizer import Tokenizer
 
 Message = Mapping[str, str]
@@ -52,7 +52,7 @@ class JinjaChatTemplate:
         self.render: Callable[[str, Sequence[Mapping[str, Any]]], list[str | QkvError]] = render_in_sandbox
         self.is_plain = template == "plain"
         if template and not self.is_plain and "{" not in template:
-            raise UsageError(f"template = {shorten(template)!r}: this is no jinja2 template; give one, or 'plain'")
+            raise UsageError(f"template = {shorten(template)!r} is not a jinja2 template; pass a template, or 'plain'")
         self.template = PLAIN_TEMPLATE if self.is_plain else template or _find_template(tokenizer)
         added = tokenizer.backend.get_added_tokens_decoder()
         self._special = {token.content: (i, token) for i, token in added.items() if token.special and token.content}
@@ -82,11 +82,13 @@ class JinjaChatTemplate:
     def encode_answers_batch(self, chats: Sequence[Sequence[Message]]) -> list[IdsAndMask | QkvError]:
         """The ids and the mask of each chat, or the error. All chats are rendered in one round trip to the sandbox."""
         prepared = [result_or_error(self._prepare_answers, messages) for messages in chats]
-        variables = [one[0] for one in prepared if not isinstance(one, QkvError)]
+        variables = [found[0] for found in prepared if not isinstance(found, QkvError)]
         rendered = iter(self.render(self.template, variables))
         return [
-            one if isinstance(one, QkvError) else result_or_error(self._mask_answers, messages, next(rendered), one[1])
-            for messages, one in zip(chats, prepared, strict=True)
+            found
+            if isinstance(found, QkvError)
+            else result_or_error(self._mask_answers, messages, next(rendered), found[1])
+            for messages, found in zip(chats, prepared, strict=True)
         ]
 
     def _prepare_answers(self, messages: Sequence[Message]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -130,18 +132,18 @@ class JinjaChatTemplate:
         marks = list(islice(_unused_characters([self.template]), len(roles)))
         messages = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
         text = self._render(messages, add_generation_prompt=False)
-        if [one for one in text if one in marks] != marks:
+        if [character for character in text if character in marks] != marks:
             raise QkvError(
-                f"the chat template does not write the messages of a chat ({', '.join(roles)}) one after the other, "
-                "so the answers cannot be found in its text; remove chat_template from tokenizer_config.json to train "
-                "with qkv's own template"
+                f"the chat template does not write the messages of a chat ({', '.join(roles)}) in order, so qkv cannot "
+                "find the answers in its text; to train with qkv's own template, remove chat_template from "
+                "tokenizer_config.json"
             )
         return re.split("|".join(marks), text)
 
     def _tokenize(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The ids of a rendered chat, and for each the characters that it covers, as (start, end)."""
-        encoder, control_ids = self._encoder
-        ids, offsets = encoder.encode_with_offsets(text)
+        tokenizer, control_ids = self._chat_tokenizer
+        ids, offsets = tokenizer.encode_with_offsets(text)
         for number, token_id in enumerate(ids):
             if token_id in control_ids:
                 ids[number] = control_ids[token_id]
@@ -150,8 +152,8 @@ class JinjaChatTemplate:
         return ids, offsets
 
     @cached_property
-    def _encoder(self) -> tuple[Tokenizer, dict[int, int]]:
-        """The tokenizer of rendered chats, and its ids of control tokens with the ids that they stand for.
+    def _chat_tokenizer(self) -> tuple[Tokenizer, dict[int, int]]:
+        """A tokenizer for rendered chats, and a map from its ids of control tokens to their original ids.
 
         It encodes the whole text at once, because the ids of a text can depend on whether it is the first.
         """
@@ -221,8 +223,8 @@ class JinjaChatTemplate:
         """Write the control tokens of a rendered text as `CONTROL_TOKEN_FORMAT` does, and restore hidden characters."""
         if CONTROL_TOKEN_FORMAT[0] in text:
             raise UsageError(
-                "the chat contains the character U+FDD0, which Unicode reserves for the internal use of programs, and "
-                "with which qkv marks control tokens; remove it"
+                "the chat contains the character U+FDD0, which qkv uses to mark control tokens, because Unicode "
+                "reserves it for programs; remove the character"
             )
         text = self._pattern.sub(lambda match: CONTROL_TOKEN_FORMAT.format(self._special[match.group()][0]), text)
         return text.translate({ord(private): character for private, character in hidden.items()})
@@ -272,8 +274,8 @@ def _find_contents(text: str, messages: Sequence[Message], around: Sequence[str]
         if text[position:] == around[-1]:
             return
     raise QkvError(
-        "the chat template changes a message of this chat, or writes other text because of it, so the answers cannot "
-        "be found in its text; remove the chat, or remove chat_template from tokenizer_config.json to train with qkv's "
+        "the chat template changes the text of a message, or of other messages because of it, so qkv cannot find the "
+        "answers in its text; remove the chat, or remove chat_template from tokenizer_config.json to train with qkv's "
         "own template"
     )
 
@@ -291,7 +293,7 @@ def _find_template(tokenizer: Tokenizer) -> str:
     """The template in the tokenizer's config, which may have several by name."""
     found = tokenizer.config.get("chat_template")
     if isinstance(found, list):
-        named = {one.get("name"): one.get("template") for one in found if isinstance(one, Mapping)}
+        named = {template.get("name"): template.get("template") for template in found if isinstance(template, Mapping)}
         found = named.get("default")
     if not isinstance(found, str) or not found.strip():
         raise UsageError(
@@ -306,4 +308,6 @@ def _unused_characters(texts: Iterable[str]) -> Iterator[str]:
     """Private characters that occur in none of the texts."""
     used: set[str] = set().union(*texts)
     yield from (chr(number) for number in PRIVATE_CHARACTERS if chr(number) not in used)
-    raise UsageError("the messages contain all private characters of Unicode, so none is left; remove some of them")
+    raise UsageError(
+        "the messages contain all private characters of Unicode, but qkv needs unused ones; remove some of them"
+    )

@@ -100,7 +100,9 @@ def split_to_fit(text: str, span: CharSpan, fits: Callable[[str], bool]) -> list
         return [span]
     middle, quarter = (start + end) // 2, (end - start) // 4
     for pattern in CLAUSE_ENDS:  # in the middle half, so that every split makes progress
-        found = [one.end() for one in pattern.finditer(text, start + quarter, end - quarter) if start < one.end() < end]
+        found = [
+            match.end() for match in pattern.finditer(text, start + quarter, end - quarter) if start < match.end() < end
+        ]
         if found:
             cut = min(found, key=lambda position: abs(position - middle))
             break

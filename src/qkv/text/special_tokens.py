@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from qkv.errors import UsageError, suggest_name
-from qkv.text import templates
+from qkv.text import post_processor
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def find_special_tokens(
             token_id = (model_config or {}).get(f"{spelling.config_key}_id")
             if isinstance(token_id, int) and backend.id_to_token(token_id) in special:
                 ids[role] = token_id
-    added = templates.roles_in_post_processor(backend)
+    added = post_processor.roles_in_post_processor(backend)
     taken = {token_id for token_id in ids.values() if token_id is not None}
     if not added.keys() & ids.keys() and not taken.intersection(added.values()):
         ids.update(added)

@@ -5,7 +5,7 @@ the text around it depends on the tokenizer's decoder (`StreamPlan.mode`):
 
 - "byte" (byte-level): a token is a run of bytes; a character is returned with its last byte.
 - "token" (most others): the text of a token depends only on whether it is the first. Later tokens are decoded after a
-  known token, the anchor, whose text is then removed. Byte-fallback tokens are held until another token follows.
+  known token, the context token, whose text is then removed. Byte-fallback tokens are held until another token follows.
 - "whole" (any other decoder): later tokens may change earlier text, so all text is held until the end.
 """
 
@@ -22,7 +22,7 @@ TOKENWISE_DECODERS = {"WordPiece", "Metaspace", "Replace", "ByteFallback", "Stri
 
 
 def byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable character for each byte: the byte's own where it has one, else one from U+0100 on."""
+    """GPT-2's printable character for each byte: the byte's own character if it is printable, else one from U+0100."""
     visible = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(visible)]
     return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
@@ -47,7 +47,7 @@ class StreamDecoder:
         self._backend = backend
         self._skip = skip_special_tokens
         self._special = plan.special if skip_special_tokens else frozenset()
-        self._mode, self._anchor, self._anchor_text = plan.mode, [plan.anchor], plan.anchor_text
+        self._mode, self._context_token, self._context_text = plan.mode, [plan.context_token], plan.context_text
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._held: list[int] = []
         self._has_output = False  # whether any text has been returned
@@ -72,10 +72,10 @@ class StreamDecoder:
         return text
 
     def _decode_held(self) -> str:
-        anchor = self._anchor if self._has_output else []
-        text = self._backend.decode(anchor + self._held, skip_special_tokens=self._skip)
+        context = self._context_token if self._has_output else []
+        text = self._backend.decode(context + self._held, skip_special_tokens=self._skip)
         if self._has_output:
-            text = text[len(self._anchor_text) :]
+            text = text[len(self._context_text) :]
         if text or self._has_output:  # before the first text, ids without text may affect the next token
             self._held, self._has_output = [], True
         return text
@@ -87,8 +87,8 @@ class StreamPlan:
 
     mode: str  # "byte", "token" or "whole", see the module's docstring
     special: frozenset[int]
-    anchor: int = -1  # a token with text, decoded in front of tokens that are not the first
-    anchor_text: str = ""
+    context_token: int = -1  # a token with text, decoded in front of tokens that are not the first
+    context_text: str = ""
 
     @classmethod
     def for_backend(cls, backend: Backend) -> "StreamPlan":
@@ -97,8 +97,8 @@ class StreamPlan:
         mode = stream_mode(backend)
         if mode != "token":
             return cls(mode, special)
-        anchor, text = find_anchor(backend)
-        return cls(mode, special, anchor, text) if text else cls("whole", special)
+        context, text = find_context_token(backend)
+        return cls(mode, special, context, text) if text else cls("whole", special)
 
 
 def stream_mode(backend: Backend) -> str:
@@ -124,7 +124,7 @@ def flatten_decoder(step: dict[str, Any]) -> list[dict[str, Any]]:
     return [inner for part in step["decoders"] for inner in flatten_decoder(part)]
 
 
-def find_anchor(backend: Backend) -> tuple[int, str]:
+def find_context_token(backend: Backend) -> tuple[int, str]:
     """The id of an ordinary token with alphanumeric text, and that text; (-1, "") if there is none."""
     added = backend.get_added_tokens_decoder()
     for token_id in range(backend.get_vocab_size()):

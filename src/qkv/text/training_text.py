@@ -78,7 +78,9 @@ class TrainingTexts:
     def finish(self) -> None:
         """Report the end, and raise an error if the source had no text."""
         if self.empty:
-            raise QkvError("cannot train a tokenizer: every file or string of the training text is empty")
+            raise QkvError(
+                "cannot train a tokenizer, because the training text is empty; add files or strings with text"
+            )
         self.progress(self.done, self.total or self.done)
 
 

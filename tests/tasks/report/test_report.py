@@ -374,7 +374,7 @@ def test_a_folder_that_is_not_there_gets_the_nearest_name(tmp_path: Path, monkey
         with pytest.raises(UsageError, match=f"^{name}: no such folder; .* did you mean runs/dates"):
             make_report(name)
     with pytest.raises(UsageError, match=r"not the folder of a run.*qkv eval en-fr DATA"):
-        make_report("en-fr")  # a model in the box
+        make_report("en-fr")  # a bundled model
 
 
 def test_unknown_options_of_the_function_are_named() -> None:

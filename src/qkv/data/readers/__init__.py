@@ -77,7 +77,7 @@ class DataFiles:
         >>> DataFiles.from_options("train.tsv", columns=["text"], header=True).options.columns
         {'text': 'text'}
         """
-        known = [one.name for one in fields(ReadOptions)]
+        known = [field.name for field in fields(ReadOptions)]
         for name in options:
             if name not in known:
                 raise UsageError(f"unknown option {name!r} for reading files; {suggest_name(name, known)}")

@@ -13,7 +13,9 @@ from qkv.data.problems import InvalidRecord
 def is_squad(document: Any) -> bool:
     """Whether the document has SQuAD's structure."""
     articles = document.get("data") if isinstance(document, dict) else None
-    return isinstance(articles, list) and any(isinstance(one, dict) and "paragraphs" in one for one in articles[:10])
+    return isinstance(articles, list) and any(
+        isinstance(article, dict) and "paragraphs" in article for article in articles[:10]
+    )
 
 
 def squad_rows(document: dict[str, Any]) -> Iterator[dict[str, Any] | InvalidRecord]:

@@ -35,7 +35,7 @@ class TokenBytes:
             self.first_bytes = list(self.later_bytes)
             for out, lead, skip in (
                 (self.first_bytes, [], 0),
-                (self.later_bytes, [plan.anchor], len(plan.anchor_text)),
+                (self.later_bytes, [plan.context_token], len(plan.context_text)),
             ):
                 texts = backend.decode_batch([[*lead, number] for number in plain])
                 for (number, token), text in zip(plain.items(), texts, strict=True):

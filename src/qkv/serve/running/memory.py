@@ -9,7 +9,7 @@ from qkv.errors import QkvError
 from qkv.models.runtime.memory import free_memory
 from qkv.serve.http.api_error import ApiError
 from qkv.serve.settings import MIB, ServeSettings
-from qkv.store.box import find_in_box
+from qkv.store.bundled import find_bundled
 
 WEIGHT_SUFFIXES = (".safetensors", ".gguf")
 CHECK_SECONDS = 0.25
@@ -47,7 +47,7 @@ class MemoryGuard:
 
     def check_load(self, name: str, source: str) -> None:
         """Raise an error if a model, by the size of its files, does not fit into the free memory."""
-        needed = weight_bytes(find_in_box(source) or Path(source)) + self.settings.min_free_mib * MIB
+        needed = weight_bytes(find_bundled(source) or Path(source)) + self.settings.min_free_mib * MIB
         if needed > self.free_bytes(now=True):
             raise QkvError(
                 f"model {name!r} needs about {needed // MIB:,} MiB, and {self.free_bytes() // MIB:,} MiB of memory are "

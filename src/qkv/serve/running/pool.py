@@ -26,7 +26,7 @@ from qkv.serve.running.token_texts import TokenTexts
 from qkv.serve.settings import MIB, ServeSettings
 from qkv.tasks.chat.conversation import Chat
 from qkv.tasks.evaluate import find_task
-from qkv.text.template_process import TemplateProcess
+from qkv.text.chat_renderer import ChatRenderer
 
 log = logging.getLogger("qkv.serve")
 
@@ -45,7 +45,7 @@ class ServedModel:
         self.created = int(time.time())
         self.task = find_task(model.config).name
         self.num_users = 0
-        self._templates = TemplateProcess()
+        self._templates = ChatRenderer()
         lock = device_lock(model.device.type)
         self.gatherer = Gatherer(
             name,

@@ -193,5 +193,5 @@ def llama3_scaling(factors: Tensor, base: float) -> Json:
     wavelengths = 2 * math.pi * base ** (torch.arange(half, dtype=torch.float64) / half)
     smooth = ((length / wavelengths - low) / (high - low)).clamp(0, 1)
     if not torch.allclose(1 / ((1 - smooth) / factor + smooth), factors.double(), rtol=1e-3):
-        raise QkvError(f"{ROPE_FACTORS}: these rotary frequencies are not those of Llama 3, and no others are known")
+        raise QkvError(f"{ROPE_FACTORS}: only the rotary frequencies of Llama 3 are supported; use another model")
     return {"rope_type": "llama3", "factor": factor, **settings}

@@ -21,7 +21,7 @@ from qkv.errors import QkvError, UsageError, suggest_path
 from qkv.files import to_path
 from qkv.inside.doctor import Finding, Subject, run_check, take_sequences
 from qkv.progress import OnStage
-from qkv.store.box import find_in_box
+from qkv.store.bundled import find_bundled
 from qkv.tasks.baseline import BASELINE_NAME
 from qkv.tasks.describe import first_batch
 from qkv.tasks.evaluate import evaluate, find_task
@@ -100,7 +100,7 @@ class Reporter:
         self.began, self.options, self.progress = time.monotonic(), options, progress
         self.path = run_path(to_path(run))
         folder = RunFolder(self.path)
-        if not self.path.exists() and find_in_box(run) is None:
+        if not self.path.exists() and find_bundled(run) is None:
             hint = suggest_path(Path("runs") / self.path, folders=True) or suggest_path(self.path, folders=True)
             raise UsageError(f"{run}: no such folder; check the path{hint}")
         if not folder.is_run:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 
 from qkv.errors import QkvError
 from qkv.files import read_json_object, read_text
-from qkv.text import templates
+from qkv.text import post_processor
 from qkv.text.formats.families import TokenizerFamily
 from qkv.text.formats.sentencepiece import CONTROL, UNKNOWN, Piece, SentencePieceModel
 from qkv.text.formats.sentencepiece_backend import build_backend
@@ -131,11 +131,11 @@ def set_template(backend: Backend, family: TokenizerFamily, config: TokenizerCon
     name = family.template
     if "add_bos_token" in config or "add_eos_token" in config:
         name = "-".join(role for role in ("bos", "eos") if config.get(f"add_{role}_token")) or "none"
-    if not templates.template_roles(name) <= tokens.keys() | {"language"}:
+    if not post_processor.template_roles(name) <= tokens.keys() | {"language"}:
         name = "none"  # a custom vocabulary without the family's tokens
     if family.languages:
         tokens["language"] = language_token(backend, config, "src_lang", file)
-    backend.post_processor = templates.make_post_processor(name, tokens)
+    backend.post_processor = post_processor.make_post_processor(name, tokens)
 
 
 def make_target_backend(
@@ -147,7 +147,7 @@ def make_target_backend(
     copy = Backend.from_str(backend.to_str())
     eos = special_token_text(config, "eos") or ""
     tokens = {"language": language_token(backend, config, "tgt_lang", file), "eos": (eos, backend.get_vocab()[eos])}
-    copy.post_processor = templates.make_post_processor(family.template, tokens)
+    copy.post_processor = post_processor.make_post_processor(family.template, tokens)
     return copy
 
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from qkv.errors import QkvError
 from qkv.files import read_bytes
-from qkv.text import templates
+from qkv.text import post_processor
 from qkv.text.formats import legacy, sentencepiece
 from qkv.text.formats.sentencepiece import SPACE
 from qkv.text.formats.sentencepiece_backend import build_backend
@@ -74,7 +74,7 @@ def load_side(model_file: Path, vocab_file: Path, config: dict[str, Any]) -> Mar
     codes = sorted(text for text in ids if text.startswith(">>") and text.endswith("<<"))
     subword_backend.add_tokens([AddedToken(text, lstrip=True, rstrip=True, normalized=False) for text in codes])
     piece_ids = subword_backend.get_vocab(with_added_tokens=True)
-    subword_backend.post_processor = templates.make_post_processor("eos", {"eos": (eos, piece_ids[eos])})
+    subword_backend.post_processor = post_processor.make_post_processor("eos", {"eos": (eos, piece_ids[eos])})
     piece_to_vocab_id = [ids[unk]] * (max(piece_ids.values()) + 1)
     for piece, piece_id in piece_ids.items():
         piece_to_vocab_id[piece_id] = ids.get(piece, ids[unk])

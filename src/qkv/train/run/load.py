@@ -19,7 +19,7 @@ from qkv.errors import QkvError
 from qkv.files import to_path
 from qkv.models import Config
 from qkv.store import StoredModel
-from qkv.store.box import box_notes
+from qkv.store.bundled import bundled_notes
 from qkv.store.config_json import parse_config
 from qkv.store.huggingface import replace_head
 from qkv.store.model_folder import assign_parameters, build_on_meta, initialise_missing
@@ -56,7 +56,7 @@ def load_model(
     gives. This is for `model.from`, which must not change its meaning while that run trains.
     """
     stored = _load_model(name, device, dtype, head, unfinished)
-    stored.notes += box_notes(name)
+    stored.notes += bundled_notes(name)
     return stored
 
 

@@ -1,6 +1,6 @@
-"""Templates: the special tokens that encoding adds around a text or a pair of texts, such as `[CLS] A [SEP]`.
+"""The post-processor of a tokenizer: the special tokens that encoding adds around texts, such as `[CLS] A [SEP]`.
 
-A template is stored as the tokenizer's post-processor, in tokenizer.json, so other readers of that file apply it too.
+It is made from a named template and stored in tokenizer.json, so other readers of this file apply it, too.
 """
 
 import json
@@ -32,7 +32,7 @@ def make_post_processor(name: str, tokens: Mapping[str, tuple[str, int]]) -> pro
     True
     """
     if name not in TEMPLATES:
-        raise UsageError(f"there is no template {name!r}; {suggest_name(name, TEMPLATES)}")
+        raise UsageError(f"unknown template {name!r}; {suggest_name(name, TEMPLATES)}")
     if name == "none":
         return None
     single, pair = (spell_template(text, name, tokens) for text in TEMPLATES[name])

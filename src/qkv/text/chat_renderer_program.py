@@ -1,4 +1,4 @@
-"""Render chat templates in a sandbox. This file is a program of its own, run by `qkv.text.template_process`.
+"""Render chat templates in a sandbox. This file is a program of its own, run by `qkv.text.chat_renderer`.
 
 A template comes with a model, so it is not trusted. The sandbox of jinja2 keeps it from Python's objects; this process
 limits its time and memory, and is the only one that a hostile template can slow down or crash.

@@ -1,4 +1,4 @@
-"""Models in the box: found by name everywhere, a user's folder wins with a note, and `qkv models` lists them."""
+"""Bundled models: found by name everywhere, a user's folder wins with a note, and `qkv models` lists them."""
 
 import json
 import tomllib
@@ -10,7 +10,7 @@ import pytest
 import qkv
 from qkv.cli import run_command
 from qkv.errors import UsageError
-from qkv.store import box
+from qkv.store import bundled
 from qkv.store.hub import resolve_folder
 from qkv.store.model_card import read_card
 from qkv.tasks.model_list import list_models
@@ -22,15 +22,15 @@ CARD = "# upper\n\n| | |\n|---|---|\n| task | lower → upper |\n| scores | BLEU
 
 @pytest.fixture
 def boxed(monkeypatch, tmp_path) -> Path:
-    """A box with one small decoder, and a working directory without folders."""
+    """A folder of bundled models with one small decoder, and a working directory without folders."""
     tokenizer = Tokenizer.train("byte", iter([]), vocab_size=260, special_tokens=["pad", "bos", "eos"], template="eos")
     stack = qkv.StackConfig(vocab_size=260, width=8, layers=1, heads=2, ffn_width=16, position="rotary")
     head = qkv.HeadConfig(kind="lm", outputs=260, tied=True)
     config = qkv.Config(encoder=stack, decoder=stack, head=head, decoder_start_token_id=1, eos_token_ids=(2,))
-    folder = tmp_path / "box" / "upper"
+    folder = tmp_path / "bundled" / "upper"
     qkv.new(config, tokenizer=tokenizer).save(folder, int8=True)
     (folder / "README.md").write_text(CARD)
-    monkeypatch.setattr(box, "BOX", tmp_path / "box")
+    monkeypatch.setattr(bundled, "BUNDLED", tmp_path / "bundled")
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return folder
@@ -47,7 +47,7 @@ def test_a_folder_of_the_same_name_wins_and_a_note_says_so(boxed):
     qkv.new("bert-tiny").save("upper")
     model = qkv.load("upper")
     assert model.config.family == "encoder"
-    assert "your folder ./upper, not the model upper that comes with qkv" in model.notes[0]
+    assert "your folder ./upper; to use the bundled model upper instead" in model.notes[0]
 
 
 def test_a_run_of_the_same_name_is_mentioned(boxed):
@@ -59,8 +59,8 @@ def test_a_run_of_the_same_name_is_mentioned(boxed):
 def test_paths_are_never_names_of_the_box(boxed):
     with pytest.raises(UsageError, match="no such folder"):
         resolve_folder("./upper")
-    assert box.find_in_box("models/upper") is None
-    assert box.box_notes("models/upper") == []
+    assert bundled.find_bundled("models/upper") is None
+    assert bundled.bundled_notes("models/upper") == []
 
 
 @pytest.mark.parametrize("command", [["run", "uper", "x"], ["info", "uper"], ["bench", "uper"], ["doctor", "uper"]])
@@ -102,17 +102,17 @@ def test_models_lists_the_box_and_the_runs(boxed, capsys):
     assert (mine.task, mine.scores, mine.state) == ("causal_lm", "perplexity 9.5, loss 2.250", "step 70")
     assert run_command(["models"]) == 0
     shown = capsys.readouterr().out
-    texts = ("in the box", "upper", "BLEU 12.3", "CC BY 2.0 FR", "runs/[b]mine", "step 70")
+    texts = ("bundled", "upper", "BLEU 12.3", "CC BY 2.0 FR", "runs/[b]mine", "step 70")
     assert all(text in shown for text in texts)
     assert run_command(["models", "--json"]) == 0
     assert [one["name"] for one in json.loads(capsys.readouterr().out)] == ["upper", "runs/[b]mine", "runs/damaged"]
 
 
 def test_an_empty_box_is_no_error(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(box, "BOX", tmp_path / "none")
+    monkeypatch.setattr(bundled, "BUNDLED", tmp_path / "none")
     monkeypatch.chdir(tmp_path)
     assert run_command(["models"]) == 0
-    assert "in the box: none" in capsys.readouterr().out
+    assert "bundled: none" in capsys.readouterr().out
 
 
 def test_a_folder_without_a_card_has_no_facts(tmp_path):
@@ -122,6 +122,6 @@ def test_a_folder_without_a_card_has_no_facts(tmp_path):
 def test_the_package_contains_every_file_of_the_box():
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["qkv"]
     package = ROOT / "src" / "qkv"
-    files = [path.relative_to(package).as_posix() for path in (package / "box").rglob("*") if path.is_file()]
+    files = [path.relative_to(package).as_posix() for path in (package / "bundled").rglob("*") if path.is_file()]
     assert all(any(fnmatch(name, pattern) for pattern in patterns) for name in files)
-    assert any(fnmatch("box/en-fr/model.safetensors", pattern) for pattern in patterns)
+    assert any(fnmatch("bundled/en-fr/model.safetensors", pattern) for pattern in patterns)

@@ -16,14 +16,14 @@ from typing import Any
 
 from qkv.errors import QkvError, shorten
 
-PROGRAM = Path(__file__).with_name("render_template.py")
+PROGRAM = Path(__file__).with_name("chat_renderer_program.py")
 MAX_CHARACTERS = 20_000_000  # of a rendered chat
 MAX_SECONDS = 5  # of CPU time; a real template takes milliseconds
 MAX_WALL_SECONDS = 60.0  # on a busy machine, the process waits for the CPU
 MAX_BYTES = 2**29
 
 
-class TemplateProcess:
+class ChatRenderer:
     """Renders templates one after the other in one process, which starts with the first of them.
 
     If a template ends the process, the next one starts another. Every method may be called from any thread.
@@ -96,16 +96,16 @@ def _text_or_error(answer: Mapping[str, Any]) -> str | QkvError:
         return str(answer["text"])
     reason = answer.get("error", "it needs too much time or memory")
     return QkvError(
-        f'the chat template cannot be rendered ({shorten(reason, 300)}); use another one: template="plain" '
-        "(--template plain) needs none"
+        f"the chat template cannot be rendered ({shorten(reason, 300)}); choose another template, or chat without one: "
+        'template="plain" (--template plain)'
     )
 
 
-_PROCESSES: dict[int, TemplateProcess] = {}  # by the id of the program, because a fork must not share its pipes
+_PROCESSES: dict[int, ChatRenderer] = {}  # by the id of the program, because a fork must not share its pipes
 
 
 def render_in_sandbox(template: str, chats: Sequence[Mapping[str, Any]]) -> list[str | QkvError]:
     """Render a template with the variables of each chat, in the process that all chats of this program share."""
     if os.getpid() not in _PROCESSES:
-        atexit.register(_PROCESSES.setdefault(os.getpid(), TemplateProcess()).close)
+        atexit.register(_PROCESSES.setdefault(os.getpid(), ChatRenderer()).close)
     return _PROCESSES[os.getpid()].render(template, chats)

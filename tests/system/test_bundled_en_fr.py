@@ -1,11 +1,11 @@
-"""The translator in the box: its size, its card, and sentences that it must translate well."""
+"""The bundled translator: its size, its card, and sentences that it must translate well."""
 
 import re
 
 import pytest
 
 import qkv
-from qkv.store.box import box_folders
+from qkv.store.bundled import bundled_folders
 from qkv.store.model_card import read_card
 
 MAX_BYTES = 15_000_000
@@ -47,7 +47,7 @@ def model() -> qkv.Model:
 
 
 def test_the_folder_is_small_and_has_a_card_with_its_data_licence_and_scores():
-    folder = box_folders()["en-fr"]
+    folder = bundled_folders()["en-fr"]
     assert sum(path.stat().st_size for path in folder.iterdir()) <= MAX_BYTES
     card = read_card(folder)
     assert {"task", "data", "licence", "scores", "recipe"} <= card.keys()
@@ -66,7 +66,7 @@ def test_it_translates(model):
 
 
 def test_the_card_shows_what_the_model_writes(model):
-    card = (box_folders()["en-fr"] / "README.md").read_text(encoding="utf-8")
+    card = (bundled_folders()["en-fr"] / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([A-Z][^|]*[.?]) \| ([^|]+) \| [^|]* \|$", card, re.MULTILINE)
     assert len(rows) > 20
     english, french = map(list, zip(*rows, strict=True))
