@@ -7,8 +7,8 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src"
 ROOT = SOURCE / "qkv"
-PLUGINS = ("qkv_bench", "qkv_lab")
-"""The packages of `qkv bench` and `qkv lab`: they may import qkv, and qkv never imports them."""
+PLUGINS = ("qkv_bench", "qkv_lab", "qkv_translation")
+"""Packages beside qkv: they may import qkv, and qkv never imports them."""
 
 # The packages of qkv that each package may import, besides itself and EVERYONE. Some packages do not exist yet.
 EVERYONE = {"errors", "files", "progress", "tables", "values"}

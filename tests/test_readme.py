@@ -213,7 +213,7 @@ def test_paths_in_the_documentation_exist() -> None:
             assert found, f"{page.name}: {path}"
 
 
-@pytest.mark.parametrize("package", ["qkv", "qkv_bench", "qkv_lab"])
+@pytest.mark.parametrize("package", ["qkv", "qkv_bench", "qkv_lab", "qkv_translation"])
 def test_architecture_page_lists_every_folder(package: str) -> None:
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     (tree,) = re.findall(rf"^src/{package}/.*\n((?: .*\n)*)", text, re.MULTILINE)

@@ -15,7 +15,8 @@ from qkv.decode import score
 from qkv.errors import UsageError
 from qkv.tasks.evaluate import TASKS
 from qkv.tasks.results import GeneratedText
-from qkv.tasks.run.translation.parts import Part, join_parts
+from qkv.tasks.run.translation.parts import join_parts
+from qkv.tasks.run.translation.processors import Part
 from qkv.text import Tokenizer
 
 CLASSES = ("bad", "good", "so so")

@@ -1,8 +1,6 @@
-"""Translate and summarise texts of any length, with what a small model cannot do outside of it.
+"""Translate and summarise texts of any length.
 
-parts          `m.translate` and `m.summarise`: a text part by part
-verbatim       what a translator copies, such as URLs and unseen symbols, and texts in brackets
-lost_numbers   numbers that a translation has lost
-capitals       sentences in capital letters
-align          which source word a word depends on
+parts        `m.translate` and `m.summarise`: a text part by part
+processors   what a model's text processor does before and after it reads a sentence
+align        which source word a word depends on
 """

@@ -6,7 +6,7 @@ reads as many sentences at once as fit.
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -18,18 +18,7 @@ from qkv.tasks.results import GeneratedText, WordLink
 from qkv.tasks.run.generate import generate_batched, limit_new_tokens, make_generation_options, prompt_ids
 from qkv.tasks.run.long_texts import check_too_long, describe_choices
 from qkv.tasks.run.translation.align import align_words
-from qkv.tasks.run.translation.capitals import lower_capitals, write_capitals
-from qkv.tasks.run.translation.lost_numbers import StandIns, has_more_numbers, replace_lost_numbers
-from qkv.tasks.run.translation.verbatim import (
-    CleanSource,
-    find_asides,
-    fit_aside,
-    inner_span,
-    is_translated,
-    leave_out_copied,
-    symbol_check,
-    without_clause_mark,
-)
+from qkv.tasks.run.translation.processors import Part, TextProcessor, find_processor
 from qkv.tasks.task import TextModel, check_count, check_flag
 from qkv.text.sentences import CharSpan, fit_spans, split_sentences, split_to_fit
 
@@ -41,23 +30,6 @@ NO_SPACE = "。！？、，」』）"  # no space follows these
 TOO_LONG_CHOICES = ("error", "split", "truncate")  # of a summary
 TRANSLATE_OPTIONS = ("sentences", "top", "align", "prefix", "prompt", "batch_size", "progress")
 SUMMARISE_OPTIONS = ("top", "too_long", "prompt", "batch_size", "progress")
-
-
-@dataclass
-class Part:
-    """A part of a source: its characters, and what is generated for it."""
-
-    source: str
-    span: CharSpan
-    clean: CleanSource | None = None  # if texts may be copied
-    is_in_capitals: bool = False  # and read in lower case
-    prefix: str = ""
-    result: GeneratedText | None = None
-
-    @property
-    def has_letters(self) -> bool:
-        """Whether there is something to translate; other texts are copied."""
-        return any(map(str.isalpha, self.source))
 
 
 def translate(
@@ -75,9 +47,9 @@ def translate(
 ) -> list[GeneratedText]:
     """Translate each text, sentence by sentence, or in one piece if `sentences` is false.
 
-    By default, a text that fits is read in one piece if the model was trained on other texts than sentences. Sentence
-    by sentence, URLs, list markers, and symbols that the tokenizer never saw are copied as they are, and a sentence in
-    capital letters is read in lower case. A sentence that is too long for the model is split after a clause or a word.
+    By default, a text that fits is read in one piece if the model was trained on other texts than sentences. A sentence
+    that is too long for the model is split after a clause or a word. The model's text processor
+    (`translation/processors.py`) may copy parts of a sentence, or give them to the model in another form.
 
     `top` above 1 adds the other hypotheses of a beam search with at least that many beams; if there are several
     sentences, to each result in `.parts`. `align` adds the source word of each word. `prefix` is how the first
@@ -88,9 +60,8 @@ def translate(
         raise UsageError(f"prefix must be a text, got {prefix!r}; for another prefix, make another call")
     check_flag("sentences", sentences)
     check_flag("align", align)
-    fits = fits_into(model, prompt)
+    fits, processor = fits_into(model, prompt), find_processor(model)
     reads_sentences = model.config.reads_sentences is not False
-    is_unseen = symbol_check(model.tokenizer)
 
     def is_split(text: str) -> bool:
         return bool(sentences or (sentences is None and (reads_sentences or not fits(text))))
@@ -98,74 +69,40 @@ def translate(
     def split(text: str) -> list[Part]:
         if not is_split(text):
             return [Part(text[start:end], (start, end)) for start, end in whole_span(text)]
-        spans = [inner_span(text, span) for span in split_sentences(text)]
-        if model.config.reads_sentences:  # all sentences that it knows are complete, so it would complete a clause
-            spans = [without_clause_mark(text, span) for span in spans]
-        spans = [part for span in spans for part in split_to_fit(text, span, fits)]
-        found = [read_sentence(text[start:end], (start, end)) for start, end in spans]
-        return [part for part in found if part.has_letters or find_asides(text[slice(*part.span)], is_unseen)]
+        trimmed = [processor.trim(text, span) for span in split_sentences(text)]
+        spans = [part for span in trimmed for part in split_to_fit(text, span, fits)]
+        return [part for span in spans if (part := processor.read(text, span)) is not None]
 
-    def read_sentence(sentence: str, span: CharSpan) -> Part:
-        clean = leave_out_copied(sentence, is_unseen, translations)
-        source = lower_capitals(clean.text, model.tokenizer)
-        return Part(source, span, clean, source != clean.text)
+    def generate(chosen: Sequence[Part], progress: OnProgress | None = None) -> None:
+        read = [part for part in chosen if part.has_letters]
+        generate_parts(model, read, prompt, with_beams(options, top), TRANSLATE_OPTIONS, batch_size, progress)
+        for part in chosen:
+            part.result = part.result or GeneratedText(part.source, part.source, 0.0, "end", [])
+            finish_part(model, processor, part, prompt, align)
 
-    asides = [
-        aside
-        for text in filter(is_split, texts)
-        for _, aside in find_asides(text, is_unseen)
-        if is_translated(aside, text)
-    ]
-    translations = dict[str, str]()
-    if asides:
-        found = translate(model, asides, sentences=True, prompt=prompt, batch_size=batch_size, **options)
-        translations = {aside: fit_aside(aside, result.text) for aside, result in zip(asides, found, strict=True)}
+    processor.prepare(
+        list(filter(is_split, texts)),
+        lambda others: translate(model, others, sentences=True, prompt=prompt, batch_size=batch_size, **options),
+    )
     parts = [split(text) for text in texts]
     for several in parts:
         if several:
             several[0].prefix = prefix.rstrip()
     flat = [part for several in parts for part in several]
-
-    def generate(chosen: Sequence[Part], progress: OnProgress | None) -> None:
-        read = [part for part in chosen if part.has_letters]
-        generate_parts(model, read, prompt, with_beams(options, top), TRANSLATE_OPTIONS, batch_size, progress)
-        for part in chosen:
-            part.result = part.result or GeneratedText(part.source, part.source, 0.0, "end", [])
-            finish_part(model, part, prompt, align)
-
     generate(flat, progress)
-    again = list[tuple[Part, StandIns, Part]]()
-    for part in flat if model.config.reads_sentences else []:
-        assert part.result is not None
-        if part.clean and (stand_ins := replace_lost_numbers(part.clean.sentence, part.result.text)):
-            again.append((part, stand_ins, replace(read_sentence(stand_ins.text, part.span), prefix=part.prefix)))
-    generate([part for _, _, part in again], None)
-    for part, stand_ins, second in again:
-        assert part.result is not None
-        assert second.result is not None
-        restored = stand_ins.restore_numbers(second.result)
-        if restored and has_more_numbers(stand_ins.sentence, restored.text, part.result.text):
-            part.result = restored
+    processor.improve(flat, generate)
     return [join_parts(text, several, keep_gaps=True) for text, several in zip(texts, parts, strict=True)]
 
 
-def finish_part(model: TextModel, part: Part, prompt: str, align: bool) -> None:
-    """Add the alignment, if it is requested, and the copied texts to the result of a part."""
+def finish_part(model: TextModel, processor: TextProcessor, part: Part, prompt: str, align: bool) -> None:
+    """Complete the result of a part. Its word alignment is computed at most once for each text."""
 
     @cache
     def find_links(target: str, ids: tuple[int, ...]) -> list[WordLink]:
         return align_words(model, part.source, target, ids, prompt) if part.has_letters else []
 
-    def complete(result: GeneratedText) -> GeneratedText:
-        if part.clean is None:
-            return result
-        return part.clean.insert_copies(result, lambda one: find_links(one.text, tuple(one.ids)))
-
     assert part.result is not None
-    result = write_capitals(part.result, part.prefix) if part.is_in_capitals else part.result
-    if align:
-        result = replace(result, alignment=find_links(result.text, tuple(result.ids)))
-    part.result = replace(complete(result), alternatives=[complete(other) for other in result.alternatives])
+    part.result = processor.finish(part, part.result, lambda one: find_links(one.text, tuple(one.ids)), align=align)
 
 
 def summarise(

@@ -3,8 +3,8 @@
 import pytest
 
 import qkv
-from qkv.tasks.run.translation.capitals import lower_capitals
 from qkv.text import Tokenizer
+from qkv_translation.capitals import lower_capitals
 
 EN_FR = qkv.load("en-fr")
 

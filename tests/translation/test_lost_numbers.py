@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 import qkv
 from qkv.tasks.results import GeneratedText, WordLink
-from qkv.tasks.run.translation.lost_numbers import replace_lost_numbers
 from qkv.text.words import split_words
+from qkv_translation.lost_numbers import replace_lost_numbers
 
 EN_FR = qkv.load("en-fr")
 

@@ -13,11 +13,11 @@ from qkv.data.objectives.table import RequiredTokens
 from qkv.errors import UsageError
 from qkv.tasks.prepare.tokenizer import add_symbols, train_tokenizer
 from qkv.tasks.results import GeneratedText, WordLink
-from qkv.tasks.run.translation.verbatim import inner_span, leave_out_copied, symbol_check
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import SYMBOLS_KEY
 from qkv.text.words import split_words
 from qkv.train.recipe.schema import TokenizerSection
+from qkv_translation.verbatim import inner_span, leave_out_copied, symbol_check
 
 EN_FR = qkv.load("en-fr")
 UNSEEN = "☃♥€“”–—😀👩💻".__contains__

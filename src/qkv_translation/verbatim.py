@@ -13,6 +13,7 @@ from functools import cache
 from unicodedata import category
 
 from qkv.tasks.results import GeneratedText, WordLink
+from qkv.tasks.run.translation.processors import FindLinks
 from qkv.text import Tokenizer
 from qkv.text.sentences import MONTHS, OPENING_MARKS, CharSpan, strip_span
 from qkv.text.tokenizer import SYMBOLS_KEY
@@ -36,8 +37,6 @@ CLAUSE_MARKS = (",", ":", ";")
 MIN_SYMBOL_BYTES = 3  # in UTF-8; the usual signs of European languages have fewer
 NUM_BYTES = 256
 MAX_SPECIAL_TOKENS = 32
-
-FindLinks = Callable[[GeneratedText], list[WordLink]]
 
 
 def symbol_check(tokenizer: Tokenizer) -> Callable[[str], bool]:

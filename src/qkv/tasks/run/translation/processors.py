@@ -1,0 +1,67 @@
+"""Text processors: what is done around a translator, before it reads a sentence and with what it writes.
+
+The `text_processor` of a model's config names one of `TEXT_PROCESSORS`. A model without one reads every sentence as it
+is. To add a processor, register a subclass of `TextProcessor`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from qkv.tables import OpenTable
+from qkv.tasks.results import GeneratedText, WordLink
+from qkv.tasks.task import TextModel
+from qkv.text.sentences import CharSpan
+
+FindLinks = Callable[[GeneratedText], list[WordLink]]
+
+
+@dataclass
+class Part:
+    """A part of a source: its characters, and what is generated for it."""
+
+    source: str
+    span: CharSpan
+    prefix: str = ""
+    result: GeneratedText | None = None
+
+    @property
+    def has_letters(self) -> bool:
+        """Whether there is something to translate; other texts are copied."""
+        return any(map(str.isalpha, self.source))
+
+
+class TextProcessor:
+    """Does nothing around a translator. Subclasses override the methods that they need."""
+
+    def __init__(self, model: TextModel) -> None:
+        self.model = model
+
+    def prepare(self, texts: Sequence[str], translate: Callable[[list[str]], list[GeneratedText]]) -> None:
+        """Called with the texts that are read sentence by sentence. `translate` translates other texts."""
+
+    def trim(self, text: str, span: CharSpan) -> CharSpan:
+        """The part of a sentence that the model reads."""
+        return span
+
+    def read(self, text: str, span: CharSpan) -> Part | None:
+        """What the model reads for a sentence; None if the sentence is copied."""
+        part = Part(text[slice(*span)], span)
+        return part if part.has_letters else None
+
+    def finish(self, part: Part, result: GeneratedText, find_links: FindLinks, *, align: bool) -> GeneratedText:
+        """The result of a part, given what the model has written, with an alignment if it is requested."""
+        return replace(result, alignment=find_links(result)) if align else result
+
+    def improve(self, parts: Sequence[Part], generate: Callable[[Sequence[Part]], None]) -> None:
+        """Called when all parts have results, which it may replace. `generate` gives results to other parts."""
+
+
+TEXT_PROCESSORS = OpenTable[type[TextProcessor]](
+    "text processor", lazy={"careful": "qkv_translation.careful:CarefulProcessor"}
+)
+
+
+def find_processor(model: TextModel) -> TextProcessor:
+    """The processor that a model's config names."""
+    name = model.config.text_processor
+    return TextProcessor(model) if name is None else TEXT_PROCESSORS.find(name, "config.json: text_processor")(model)
