@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qkv import UsageError
 from qkv.cli.shared import (
     Int4,
     Int8,
@@ -16,7 +17,7 @@ from qkv.cli.shared import (
     quantize_model,
     weight_precision,
 )
-from qkv.errors import UsageError, suggest_name
+from qkv.errors import suggest_name
 
 if TYPE_CHECKING:
     from qkv.decode import WeightPrecision

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
+from qkv import Config, QkvError, UsageError
 from qkv.decode import WeightPrecision
 from qkv.decode.cpu.bfloat16 import ISA_VARIABLE, WITHOUT_AMX, supports_bfloat16
-from qkv.errors import QkvError, UsageError, suggest_name
-from qkv.models import Config
+from qkv.errors import suggest_name
 from qkv.models.runtime.memory import free_memory
 from qkv.models.tables.summary import summarise_model
 

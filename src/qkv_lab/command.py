@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from qkv import UsageError
 from qkv.cli.shared import Json, StdoutConsole, check_minimum, fast_imports, print_json, print_notes
-from qkv.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table as Grid

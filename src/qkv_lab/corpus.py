@@ -5,8 +5,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from qkv.data.builtin.stdlib import Stdlib
-from qkv.text import Tokenizer
+from qkv import Tokenizer
+from qkv.data.builtin import Stdlib
 from qkv_lab.experiment import Experiment
 
 BYTE_MODEL: dict[str, Any] = {

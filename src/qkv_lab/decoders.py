@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from qkv.blocks import HeadConfig, StackConfig
-from qkv.models import Config, Network, build
+from qkv import Config, HeadConfig, StackConfig, build
+from qkv.models import Network
 
 HEAD_DIM = 16
 CLASSIC_PARTS: dict[str, Any] = {

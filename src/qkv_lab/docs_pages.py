@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-from qkv.errors import QkvError
+from qkv import QkvError
 from qkv.files import save_text, write_atomically
 from qkv.render.formatting import format_number
 from qkv_lab.chart import draw_claim

@@ -13,8 +13,8 @@ from typing import Any
 from qkv.models import Network
 from qkv.progress import OnStage
 from qkv.tasks.train import TrainingResult, train
+from qkv.train.recipe.recipe_file import loads
 from qkv.train.recipe.schema import Recipe
-from qkv.train.recipe.table import RecipeText, apply_overrides, recipe_from_table, to_table
 from qkv.train.recipe.toml import format_value
 from qkv.train.run.curves import RunCurves, read_curves
 from qkv.train.run.folder import RunFolder
@@ -61,8 +61,7 @@ class Experiment:
             "train.save_every": 1_000_000_000,
             "train.max_eval_fraction": 1.0,  # no decision by the clock: a seed has one result
         }
-        overrides = [f"{key}={format_value(value)}" for key, value in {**defaults, **keys}.items()]
-        return recipe_from_table(apply_overrides(to_table(Recipe()), overrides), RecipeText("", ""))
+        return loads("\n".join(f"{key} = {format_value(value)}" for key, value in {**defaults, **keys}.items()))
 
     def curves(self, name: str) -> RunCurves:
         """The learning curves of a run that `train` has run."""

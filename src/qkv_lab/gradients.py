@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.data.load.batch import Batch
-from qkv.data.load.loader import Loader
+from qkv.data import Batch, Loader
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.tasks.prepare.prepare import PreparedRun
 from qkv.train.loss.training_module import TrainingModule, count_labels, make_labelled_batch

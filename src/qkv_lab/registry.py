@@ -3,7 +3,8 @@
 from functools import cache
 from importlib import import_module
 
-from qkv.errors import UsageError, suggest_name
+from qkv import UsageError
+from qkv.errors import suggest_name
 from qkv_lab.claim import Claim
 from qkv_lab.claims import ORDER
 

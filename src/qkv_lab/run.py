@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from qkv import __version__
-from qkv.errors import QkvError, UsageError
+from qkv import QkvError, UsageError, __version__
 from qkv.files import read_json_object, write_atomically
 from qkv.progress import OnStage
 from qkv_lab.claim import Check, Claim, Size

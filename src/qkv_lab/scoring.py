@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from qkv.blocks import Tap
+from qkv import Tap, Tokenizer
 from qkv.inside import Edit, EditTap, check_edits
 from qkv.models import Network
 from qkv.models.runtime.eval_mode import eval_mode
-from qkv.text import Tokenizer
 
 BATCH_SIZE = 64
 

@@ -63,7 +63,7 @@ def run(experiment: Experiment) -> Iterator[Point]:
     options = GenerationOptions(max_tokens=longest + 1)
     for name in settings.models:
         trained = experiment.train(name, {**keys, **MODELS[name]})
-        yield Point(PARAMETERS, name, 0, sum(one.numel() for one in trained.network.parameters()))
+        yield Point(PARAMETERS, name, 0, sum(p.numel() for p in trained.network.parameters()))
         for length in settings.lengths:
             pairs = [make_pair(rng, length) for _ in range(settings.test_pairs)]
             sources = [trained.tokenizer.encode(source) for source, _ in pairs]

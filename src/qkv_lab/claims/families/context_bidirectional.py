@@ -105,7 +105,7 @@ def example() -> None:
     """The idea in a few lines."""
     import torch
 
-    from qkv.blocks.mask import Mask, make_layout
+    from qkv.blocks import Mask, make_layout
 
     layout = make_layout(torch.zeros(1, 5))
     for causal in (False, True):

@@ -68,7 +68,7 @@ def run(experiment: Experiment) -> Iterator[Point]:
     tests = {n: [make_symbols(rng, n) for _ in range(settings.test_lines)] for n in powers_of_two(settings.max_length)}
     for name in settings.models:
         trained = experiment.train(name, {**RECIPE, **steps, **model_keys(settings, name, files)})
-        yield Point(PARAMETERS, name, 0, sum(one.numel() for one in trained.network.parameters()))
+        yield Point(PARAMETERS, name, 0, sum(p.numel() for p in trained.network.parameters()))
         for step, loss in experiment.curves(name).validation["loss"]:
             yield Point(LOSS, name, step, loss)
         for length, sequences in tests.items():

@@ -59,7 +59,7 @@ def run(experiment: Experiment) -> Iterator[Point]:
     models[WINDOW] = {**models["attention"], "model.sliding_window": settings.window}
     for name in settings.models:
         trained = experiment.train(name, {**keys, **models[name]})
-        yield Point(PARAMETERS, name, 0, sum(one.numel() for one in trained.network.parameters()))
+        yield Point(PARAMETERS, name, 0, sum(p.numel() for p in trained.network.parameters()))
         for distance in powers_of_two(settings.max_distance):
             lines = [make_line(rng, distance) for _ in range(settings.test_lines)]
             scores = score_tokens(trained.network, trained.tokenizer, lines)

@@ -55,7 +55,7 @@ def run(experiment: Experiment) -> Iterator[Point]:
             yield Point(RATE, name, rate, runs[title].run_end.metrics["loss"])
         best = min(runs, key=lambda title: runs[title].run_end.metrics["loss"])
         trained = runs[best]
-        yield Point(PARAMETERS, name, 0, sum(one.numel() for one in trained.network.parameters()))
+        yield Point(PARAMETERS, name, 0, sum(p.numel() for p in trained.network.parameters()))
         for step, loss in experiment.curves(best).validation["loss"]:
             yield Point(LOSS, name, step, loss)
         passages = read_passages(corpus["data.valid"], trained.tokenizer, settings.num_passages, settings.context)
@@ -146,7 +146,7 @@ def example() -> None:
         start = time.perf_counter()
         for _ in range(5):
             layer(x)
-        parameters = sum(one.numel() for one in layer.parameters())
+        parameters = sum(p.numel() for p in layer.parameters())
         print(f"{name}: {parameters:,} parameters, {(time.perf_counter() - start) / 5 * 1000:.1f} ms")
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from qkv import Tokenizer, build
 from qkv.blocks import make_layout
-from qkv.data.builtin.stdlib import Stdlib
-from qkv.models import Network, build
-from qkv.text import Tokenizer
+from qkv.data.builtin import Stdlib
+from qkv.models import Network
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.corpus import BYTE_MODEL, write_corpus
 from qkv_lab.experiment import Experiment

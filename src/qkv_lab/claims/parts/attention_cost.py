@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from qkv.blocks import Stack, StackConfig, make_layout
-from qkv.models import Config
+from qkv import Config, StackConfig
+from qkv.blocks import Stack, make_layout
 from qkv.models.tables.summary import summarise_model
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.experiment import Experiment
@@ -117,8 +117,7 @@ def check(table: Table) -> list[Check]:
 
 def example() -> None:
     """The idea in a few lines."""
-    from qkv.blocks import StackConfig
-    from qkv.models import Config
+    from qkv import Config, StackConfig
     from qkv.models.tables.summary import summarise_model
 
     block = Config(decoder=StackConfig(vocab_size=1, width=512, layers=1, heads=8, ffn_width=2048))

@@ -8,7 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from qkv.blocks import AttentionKernel, KernelHints, Stack, StackConfig, make_layout
+from qkv import StackConfig
+from qkv.blocks import AttentionKernel, KernelHints, Stack, make_layout
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.experiment import Experiment
 from qkv_lab.gradients import count_saved_bytes

@@ -119,8 +119,7 @@ def list_numbers(numbers: Iterable[int]) -> str:
 
 def example() -> None:
     """The idea in a few lines."""
-    from qkv.blocks import StackConfig
-    from qkv.models import Config
+    from qkv import Config, StackConfig
     from qkv.models.tables.summary import summarise_model
 
     for heads in (1, 2, 4, 8):

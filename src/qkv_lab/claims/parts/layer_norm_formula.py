@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from qkv.blocks import Tap
+from qkv import Tap
 from qkv.models import Network
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.decoders import build_decoder

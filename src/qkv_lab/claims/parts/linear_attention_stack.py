@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qkv.blocks import Stack, StackConfig, Tap, initialise, make_layout
+from qkv import StackConfig, Tap
+from qkv.blocks import Stack, initialise, make_layout
 from qkv.blocks.block import Block
 from qkv.blocks.tap import LayerTap
 from qkv_lab.claim import Chart, Check, Claim, Quote

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qkv.blocks import HeadConfig, StackConfig, Tap
+from qkv import Config, HeadConfig, StackConfig, Tap
 from qkv.blocks.attention import pattern
-from qkv.models import Config, Decoder, Network
+from qkv.models import Decoder, Network
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.experiment import Experiment
 from qkv_lab.loop import training_steps

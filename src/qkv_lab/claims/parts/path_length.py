@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from qkv.blocks import Stack, StackConfig, Tap, make_layout
+from qkv import StackConfig, Tap
+from qkv.blocks import Stack, make_layout
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.experiment import Experiment
 from qkv_lab.table import Point, Table

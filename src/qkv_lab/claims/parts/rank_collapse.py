@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qkv.blocks import Stack, StackConfig, initialise, make_layout
+from qkv import StackConfig
+from qkv.blocks import Stack, initialise, make_layout
 from qkv.blocks.block import Block
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.experiment import Experiment

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.blocks import Embedding, Inputs, StackConfig
+from qkv import StackConfig
+from qkv.blocks import Embedding, Inputs
 from qkv.models import Network
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.decoders import build_decoder

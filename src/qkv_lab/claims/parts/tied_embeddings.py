@@ -128,8 +128,7 @@ def check(table: Table) -> list[Check]:
 
 def example() -> None:
     """The idea in a few lines."""
-    from qkv.blocks import HeadConfig, StackConfig
-    from qkv.models import Config, build
+    from qkv import Config, HeadConfig, StackConfig, build
 
     for vocab_size in (256, 32_000):
         stack = StackConfig(vocab_size=vocab_size, width=64, layers=2, heads=4, ffn_width=256)

@@ -8,10 +8,9 @@ from statistics import fmean
 from typing import Any
 
 import qkv
+from qkv import UsageError
 from qkv.decode import GenerationResult
-from qkv.errors import UsageError
-from qkv.tasks.metrics.bleu import bleu
-from qkv.tasks.metrics.bootstrap import compare_metrics, confidence_intervals
+from qkv.tasks.metrics import bleu, compare_metrics, confidence_intervals
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.experiment import Experiment
 from qkv_lab.table import Point, Table

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from qkv.blocks import CrossCache, EncoderMemory, HeadConfig, SelfCache, StackConfig
-from qkv.models import Config, Network, build
+from qkv import Config, HeadConfig, StackConfig, build
+from qkv.blocks import CrossCache, EncoderMemory, SelfCache
+from qkv.models import Network
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.experiment import Experiment
 from qkv_lab.table import Point, Table

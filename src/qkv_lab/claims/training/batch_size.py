@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.data.load.loader import Loader
+from qkv.data import Loader
 from qkv.tasks.prepare.prepare import prepare
 from qkv.train.loss.training_module import TrainingModule
 from qkv.train.optim.optimizers import make_optimizer

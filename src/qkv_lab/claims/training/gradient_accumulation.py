@@ -6,8 +6,7 @@ from functools import partial
 
 import torch
 
-from qkv.data.load.batch import Batch
-from qkv.data.load.loader import Loader
+from qkv.data import Batch, Loader
 from qkv.tasks.prepare.prepare import prepare
 from qkv.train.loss.training_module import TrainingModule
 from qkv_lab.claim import Chart, Check, Claim, Quote

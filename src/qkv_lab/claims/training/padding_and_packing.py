@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.blocks import HeadConfig, Inputs, StackConfig
+from qkv import Config, HeadConfig, StackConfig, build
+from qkv.blocks import Inputs
 from qkv.data.stream.pack import group_by_length, pack
-from qkv.models import Config, Network, build
+from qkv.models import Network
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.corpus import standard_library
 from qkv_lab.experiment import Experiment
@@ -156,8 +157,8 @@ def example() -> None:
     """The idea in a few lines."""
     import torch
 
-    from qkv.blocks import HeadConfig, Inputs, StackConfig
-    from qkv.models import Config, build
+    from qkv import Config, HeadConfig, StackConfig, build
+    from qkv.blocks import Inputs
 
     stack = StackConfig(vocab_size=50, width=32, layers=2, heads=4, ffn_width=64, position="rotary", init_std=0.2)
     network = build(Config(decoder=stack, head=HeadConfig(kind="lm", outputs=50)), dtype=torch.float64)

@@ -9,8 +9,7 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
-from qkv.data.load.batch import Batch
-from qkv.data.load.loader import Loader
+from qkv.data import Batch, Loader
 from qkv.tasks.prepare.prepare import prepare
 from qkv.train.loss.training_module import TrainingModule
 from qkv.train.optim.optimizers import make_optimizer, set_lr

@@ -8,10 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qkv.blocks import HeadConfig, StackConfig
-from qkv.models import Config, Network, build
+from qkv import Config, HeadConfig, StackConfig, Tokenizer, build
+from qkv.models import Network
 from qkv.models.runtime.eval_mode import eval_mode
-from qkv.text import Tokenizer
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.experiment import Experiment
 from qkv_lab.table import Point, Table

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from qkv.data.records import FileLocation, Record
+from qkv.data import FileLocation, Record
 from qkv.tasks.evaluate import evaluate
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.experiment import Experiment, save_steps

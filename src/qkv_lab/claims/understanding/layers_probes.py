@@ -10,12 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qkv import inside
+from qkv import Tokenizer, UsageError, build, inside
+from qkv.data import read
 from qkv.data.encode.align import char_span_to_tokens
-from qkv.data.readers import read
-from qkv.errors import UsageError
-from qkv.models import Network, build
-from qkv.text import Tokenizer
+from qkv.models import Network
 from qkv.train.run.load import load_model
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.experiment import Experiment

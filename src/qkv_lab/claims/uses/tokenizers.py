@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from qkv import Tokenizer
 from qkv.models.tables.summary import summarise_model
 from qkv.tasks.prepare.prepare import prepare
-from qkv.text import Tokenizer
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.corpus import BYTE_MODEL, write_corpus
 from qkv_lab.experiment import Experiment
@@ -129,7 +129,7 @@ def check(table: Table) -> list[Check]:
 
 def example() -> None:
     """The idea in a few lines."""
-    from qkv.text import Tokenizer
+    from qkv import Tokenizer
 
     texts = ["the cat sat on the mat", "the cats sat on the mats", "a cat and a mat"] * 10
     for kind, vocab_size in (("char", 50), ("byte-bpe", 275), ("word", 50)):

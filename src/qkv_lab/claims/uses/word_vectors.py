@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.data.builtin.stdlib import Stdlib
-from qkv.errors import UsageError
+from qkv import Tokenizer, UsageError
+from qkv.data.builtin import Stdlib
 from qkv.store.word_vectors import read_word_vectors
-from qkv.text import Tokenizer
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.experiment import Experiment
 from qkv_lab.table import Point, Table
