@@ -61,7 +61,7 @@ Keys = dict[str, Any]
 # ── The training runs: label → recipe keys ───────────────────────────────────────────────────────────────────────
 
 COMMON: Keys = {
-    "data.max_length": 96, "data.valid_fraction": 0.15, "data.cache": "cache", "tokenizer.vocab_size": 420,
+    "data.max_length": 96, "data.valid_fraction": 0.15, "data.cache_dir": "cache", "tokenizer.vocab_size": 420,
     "model.width": 32, "model.layers": 2, "model.heads": 4, "model.dropout": 0.1, "train.steps": 30,
     "train.batch_tokens": 768, "train.lr": 0.01, "train.log_every": 1, "train.eval_every": 15,
     "train.eval_examples": 12, "train.num_threads": 1, "train.device": "cpu",
@@ -108,7 +108,7 @@ OTHERS: dict[str, Keys] = {
         **CLASSES,
         "data.train": "scores.jsonl",
         "data.layout": "padded",
-        "train.decay_parameters": "all",
+        "train.weight_decay_on": "all",
     },
     "chat/decoder": {
         **LANGUAGE,

@@ -29,7 +29,7 @@ RECIPE = f"""
 run = "{{folder}}/run"
 [data]
 train = "{{folder}}/corpus.txt"
-cache = "{{folder}}/cache"
+cache_dir = "{{folder}}/cache"
 valid_fraction = 0.001
 max_length = 256
 [tokenizer]

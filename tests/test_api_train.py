@@ -23,7 +23,7 @@ def lines(tmp_path: Path) -> Path:
         [data]
         train = "{path}"
         max_length = 32
-        cache = "{tmp_path / "cache"}"
+        cache_dir = "{tmp_path / "cache"}"
         [tokenizer]
         kind = "char"
         vocab_size = 40

@@ -30,7 +30,7 @@ RECIPE = {
     "run": "",
     "data": """
     train valid test valid_fraction valid_split_by format columns records_key max_score mix epoch_examples max_length
-    max_source_length too_long layout max_invalid_fraction cache
+    max_source_length too_long layout max_invalid_fraction cache_dir
     """,
     "tokenizer": "from_ kind vocab_size lowercase min_frequency",
     "model": """
@@ -42,8 +42,8 @@ RECIPE = {
     """,
     "train": """
     steps minutes epochs batch_tokens micro_batch_tokens
-    optimizer lr head_lr betas eps momentum weight_decay decay_parameters max_grad_norm
-    schedule warmup decay_fraction final_lr
+    optimizer lr head_lr_factor betas eps momentum weight_decay weight_decay_on max_grad_norm
+    schedule warmup decay_fraction final_lr_ratio
     precision residual_dtype compile gradient_checkpointing seed device num_threads num_workers parallel tensor_parallel
     log_every eval_every eval_examples max_eval_fraction metric eval_beam patience trackers
     save_every keep_checkpoints ema_decay average_checkpoints final on_nonfinite

@@ -34,7 +34,7 @@ PAGES = ("README.md", "docs/training.md", "docs/decoding.md", "docs/inside.md")
 # In this order: the page about embedding uses a model of the page about masked words.
 TASKS = ("translate", "summarise", "classify", "tag", "answer", "fill", "complete", "chat", "embed", "search", "report")
 SHORT_TRAINING = "train.steps=1 train.minutes=0 train.eval_examples=4 model.layers=1"
-SHORT_DATES = "train.steps=8 data.epoch_examples=600 train.eval_examples=4 data.cache=cache"
+SHORT_DATES = "train.steps=8 data.epoch_examples=600 train.eval_examples=4 data.cache_dir=cache"
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +237,7 @@ def test_quickstart_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> N
     assert capfd.readouterr().out.splitlines()[0] == "Le chat a poursuivi la souris."
     assert train == ["qkv", "train", "dates"]
     run(
-        [*train, "train.steps=8", "data.epoch_examples=600", "train.eval_examples=4", f"data.cache={tmp_path}"],
+        [*train, "train.steps=8", "data.epoch_examples=600", "train.eval_examples=4", f"data.cache_dir={tmp_path}"],
         tmp_path,
     )
     capfd.readouterr()

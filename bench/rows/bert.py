@@ -50,7 +50,7 @@ keep_checkpoints = 1
 VARIANTS = ("muon", "adamw")
 LEARNING_RATES = {"muon": 4e-3, "adamw": 8e-4}
 SHAPE = {"model.preset": "bert-tiny", "model.width": 256, "model.layers": 6, "model.heads": 4}
-FINE_TUNING = {"train.lr": 2e-4, "train.head_lr": 5.0}
+FINE_TUNING = {"train.lr": 2e-4, "train.head_lr_factor": 5.0}
 NUM_SEEDS = 3
 MAX_CHARACTERS = 20_000  # of a document: some e-mails are tables of numbers
 

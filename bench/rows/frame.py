@@ -141,7 +141,7 @@ def train(recipe: str, out: Path, changes: Mapping[str, Any], *, seed: int, quic
         "run": str(out / name),
         "train.seed": seed,
         "train.device": device(),
-        "data.cache": str(out / "data/cache"),
+        "data.cache_dir": str(out / "data/cache"),
     }
     values = {"train.keep_checkpoints": 1, **changes, **fixed, **(QUICK_CHANGES if quick else {})}
     words = [f"{key}={_format(value)}" for key, value in values.items()]

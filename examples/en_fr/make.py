@@ -83,7 +83,7 @@ def train(out: Path, recipe: str, runs: dict[str, list[str]], minutes: float, ch
         run = out / name
         if (run / "model.safetensors").exists():
             continue
-        words = [str(HERE / recipe), f"data.cache={out / 'cache'}", f"run={run}", f"train.minutes={minutes}"]
+        words = [str(HERE / recipe), f"data.cache_dir={out / 'cache'}", f"run={run}", f"train.minutes={minutes}"]
         words += own + changes
         command = [sys.executable, "-m", "qkv", "train", *([str(run)] if (run / "checkpoints").exists() else words)]
         with (out / f"{name}.json").open("wb") as result, (out / f"{name}.log").open("ab") as messages:

@@ -54,7 +54,7 @@ class Experiment:
         """The recipe of a run. Unless `keys` change it, it runs on a CPU and evaluates at its end only, on all data."""
         defaults = {
             "run": str(self.folder / "runs" / name.replace("/", "-").replace(" ", "-")),
-            "data.cache": str(self.folder / "cache"),
+            "data.cache_dir": str(self.folder / "cache"),
             "train.seed": self.seed,
             "train.device": "cpu",
             "train.eval_every": 1_000_000_000,

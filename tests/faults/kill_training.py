@@ -109,7 +109,9 @@ def kill_training(kills: int, seed: int = 0) -> tuple[list[Outcome], list[Finish
         here, number = 0, 0  # kills of this run, and its number
         while len(outcomes) < kills:
             run = folder / f"killed{number}"
-            own = replace(changed(recipe, run.name), data=replace(recipe.data, cache=str(folder / f"cache{number}")))
+            own = replace(
+                changed(recipe, run.name), data=replace(recipe.data, cache_dir=str(folder / f"cache{number}"))
+            )
             pid = forked(own, folder / "said.txt")
             time.sleep(draw.uniform(0, draw.choice((0.2, 0.8)) * whole))  # the beginning has dangers of its own
             os.kill(pid, signal.SIGKILL)

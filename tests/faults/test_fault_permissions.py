@@ -110,14 +110,14 @@ def test_a_run_that_may_not_be_written_can_be_used_but_not_trained(trained: Path
 
 @pytest.mark.parametrize("cache", ["folder/cache", "file.txt"])
 def test_a_cache_that_cannot_be_made(cache: str, tmp_path: Path, modes: Callable) -> None:
-    recipe = tiny(tmp_path, data={"cache": str(tmp_path / cache)})
+    recipe = tiny(tmp_path, data={"cache_dir": str(tmp_path / cache)})
     (tmp_path / "file.txt").write_text("not a folder")
     (tmp_path / "folder").mkdir()
     modes(tmp_path / "folder", 0o555)
     message = error_of(lambda: train(recipe))
     assert "Traceback" not in message
     assert cache in message
-    assert "data.cache" in message
+    assert "data.cache_dir" in message
 
 
 def test_places_where_nothing_may_be_written(tmp_path: Path, modes: Callable) -> None:

@@ -302,7 +302,7 @@ def recipe(tmp_path: Path) -> Path:
     (tmp_path / "pairs.tsv").write_text("source\ttarget\n" + "\n".join(lines) + "\n")
     file = tmp_path / "recipe.toml"
     file.write_text(
-        f'[data]\ntrain = "{tmp_path / "pairs.tsv"}"\ncache = "{tmp_path / "cache"}"\nmax_length = 32\n'
+        f'[data]\ntrain = "{tmp_path / "pairs.tsv"}"\ncache_dir = "{tmp_path / "cache"}"\nmax_length = 32\n'
         '[tokenizer]\nkind = "char"\nvocab_size = 60\n[model]\nwidth = 32\nlayers = 1\n'
         '[objective]\nkind = "seq2seq"\n[train]\nsteps = 2\nbatch_tokens = 256\nlr = 3e-3\n'
     )

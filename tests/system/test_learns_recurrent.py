@@ -13,7 +13,7 @@ RECIPE = """
 run = "{folder}/run"
 [data]
 train = "{folder}/train.tsv"
-cache = "{folder}/cache"
+cache_dir = "{folder}/cache"
 max_length = 48
 [tokenizer]
 kind = "char"

@@ -45,7 +45,7 @@ def train_run(folder: Path, training: list[Row], valid: list[Row], **overrides: 
         "data.train": str(train_file),
         "data.valid": str(valid_file),
         "data.max_length": 32,
-        "data.cache": str(folder / "cache"),
+        "data.cache_dir": str(folder / "cache"),
         "tokenizer.kind": "word",
         "tokenizer.vocab_size": 200,
         "objective.kind": "classification",

@@ -73,7 +73,7 @@ def sample_recipe(folder: Path, kind: Any, file: Any = "", **sections: dict[str,
 
     recipe = Recipe(
         run=str(folder / "run"),
-        data=DataSection(train=at(given), max_length=256, valid_fraction=0.15, cache=str(folder / "cache")),
+        data=DataSection(train=at(given), max_length=256, valid_fraction=0.15, cache_dir=str(folder / "cache")),
         tokenizer=TokenizerSection(vocab_size=420),
         model=ModelSection(overrides={"width": 32, "layers": 1}),
         objective=ObjectiveSection(kind=kind),

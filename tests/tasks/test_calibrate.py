@@ -201,7 +201,11 @@ def test_training_leaves_out_what_is_out_of_scope_and_fits_the_threshold(tmp_pat
     (tmp_path / "train.csv").write_text("text,label\n" + "".join(lines[:20]))
     (tmp_path / "valid.csv").write_text("text,label\n" + "".join(lines[20:]))
     overrides = {"data.train": str(tmp_path / "train.csv"), "data.valid": str(tmp_path / "valid.csv")}
-    overrides |= {"data.cache": str(tmp_path / "cache"), "run": str(tmp_path / "run"), "objective.out_of_scope": "none"}
+    overrides |= {
+        "data.cache_dir": str(tmp_path / "cache"),
+        "run": str(tmp_path / "run"),
+        "objective.out_of_scope": "none",
+    }
     (tmp_path / "recipe.toml").write_text(
         '[objective]\nkind = "classification"\n[data]\nmax_length = 32\n[tokenizer]\nkind = "char"\n'
         '[model]\npreset = "bert-tiny"\nlayers = 1\n[train]\nsteps = 15\nbatch_tokens = 512\nlr = 0.002\n'

@@ -21,7 +21,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_recipe(final: Any = "last", **data: Any) -> Recipe:
-    return Recipe(data=DataSection(cache="cache", **data), train=TrainSection(final=final))
+    return Recipe(data=DataSection(cache_dir="cache", **data), train=TrainSection(final=final))
 
 
 TRAINED = "the run was trained on"

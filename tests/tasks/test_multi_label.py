@@ -49,7 +49,7 @@ def files(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "labels.toml").write_text("", encoding="utf-8")
     return {
         **paths,
-        "data.cache": str(tmp_path / "cache"),
+        "data.cache_dir": str(tmp_path / "cache"),
         "run": str(tmp_path / "run"),
         "recipe": str(tmp_path / "labels.toml"),
     }

@@ -66,7 +66,7 @@ def test_a_starter_for_files_prepares(task: str, folder: Path, tmp_path: Path) -
     file = str(folder / KINDS[STARTERS[task].objective_kind])
     (tmp_path / "mine.toml").write_text(starter_recipe(task, [file]), encoding="utf-8")
     small = ["model.width=32", "model.layers=1", "tokenizer.vocab_size=420", "train.eval_examples=3"]
-    recipe = read(tmp_path / "mine.toml", [f"data.cache={folder / 'cache'}", *small])
+    recipe = read(tmp_path / "mine.toml", [f"data.cache_dir={folder / 'cache'}", *small])
     assert recipe.data.train == file
     prepared = prepare(recipe)
     assert prepared.valid_records
@@ -94,7 +94,7 @@ def test_files_by_field(folder: Path, tmp_path: Path) -> None:
     assert "aligned line by line" in text
     assert loads(text).data.train == files
     (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
-    small = ["model.width=32", "model.layers=1", "tokenizer.vocab_size=420", f"data.cache={folder / 'cache'}"]
+    small = ["model.width=32", "model.layers=1", "tokenizer.vocab_size=420", f"data.cache_dir={folder / 'cache'}"]
     record = prepare(read(tmp_path / "mine.toml", small)).valid_records[0].fields
     assert record["source"].upper() == record["target"] != record["source"]
 
@@ -195,13 +195,13 @@ def test_fine_tuning_has_no_shape_keys_and_prepares(folder: Path, tmp_path: Path
     file = str(folder / KINDS["classification"])
     text = starter_recipe("classify", [file], base_model=trained, machine=LAPTOP)
     (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
-    recipe = read(tmp_path / "mine.toml", [f"data.cache={folder / 'cache'}"])
+    recipe = read(tmp_path / "mine.toml", [f"data.cache_dir={folder / 'cache'}"])
     assert recipe.model.from_ == trained
     assert not recipe.model.overrides
     assert not recipe.model.freeze
     assert (recipe.train.epochs, recipe.train.minutes, recipe.train.lr) == (5, 0.0, 3e-4)
-    assert recipe.train.head_lr == 10  # the head is new, unlike that of an embedder:
-    assert loads(starter_recipe("embed", base_model=trained, machine=LAPTOP)).train.head_lr == 1
+    assert recipe.train.head_lr_factor == 10  # the head is new, unlike that of an embedder:
+    assert loads(starter_recipe("embed", base_model=trained, machine=LAPTOP)).train.head_lr_factor == 1
     prepared = prepare(recipe)
     assert (prepared.config.head.pool, prepared.config.head.dense) == ("mean", "none")  # as the embedder was trained
     assert not any("tensors of other heads" in note for note in prepared.notes)
@@ -221,7 +221,7 @@ def test_the_exportable_shape_can_be_exported(task: str, folder: Path, tmp_path:
     file = str(folder / KINDS[STARTERS[task].objective_kind])
     (tmp_path / "mine.toml").write_text(starter_recipe(task, [file], shape="exportable"), encoding="utf-8")
     small = ["model.width=32", "model.layers=1", "tokenizer.vocab_size=420", "train.eval_examples=3"]
-    config = prepare(read(tmp_path / "mine.toml", [f"data.cache={folder / 'cache'}", *small])).config
+    config = prepare(read(tmp_path / "mine.toml", [f"data.cache_dir={folder / 'cache'}", *small])).config
     target = find_transformer_export(config) if config.head.kind == "embed" else find_hf_export(config)
     assert target.architecture.name in ("marian", "bert", "llama", "t5", "bart")
 

@@ -414,7 +414,7 @@ def test_what_is_impossible_is_refused_for_recipes_made_in_python_too(folder: Pa
 
 def test_progress_is_told(folder: Path, tmp_path: Path) -> None:
     heard: list[str] = []
-    recipe = sample_recipe(folder, "seq2seq", data={"cache": str(tmp_path)})
+    recipe = sample_recipe(folder, "seq2seq", data={"cache_dir": str(tmp_path)})
     prepare(recipe, lambda what, done, total: heard.append(what))
     assert {what.split()[0] for what in heard} == {"training", "tokenising"}
 

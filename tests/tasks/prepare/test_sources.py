@@ -60,10 +60,10 @@ def test_joined_examples_are_the_lists_end_to_end(parts: list[list[list[int]]], 
 
 
 def test_the_cache_goes_where_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cache_root(DataSection(cache=str(tmp_path))) == tmp_path
+    assert cache_root(DataSection(cache_dir=str(tmp_path))) == tmp_path
     monkeypatch.setenv("QKV_CACHE", str(tmp_path / "env"))
     assert cache_root(DataSection()) == tmp_path / "env"
-    assert cache_root(DataSection(cache=str(tmp_path))) == tmp_path
+    assert cache_root(DataSection(cache_dir=str(tmp_path))) == tmp_path
     monkeypatch.delenv("QKV_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setattr("sys.platform", "linux")

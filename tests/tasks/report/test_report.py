@@ -252,7 +252,7 @@ def test_aligned_files_are_read(tmp_path: Path) -> None:
         f"""run = "{tmp_path / "run"}"
 [data]
 train = {{source = "{tmp_path / "source.txt"}", target = "{tmp_path / "target.txt"}"}}
-cache = "{tmp_path / "cache"}"
+cache_dir = "{tmp_path / "cache"}"
 max_length = 32
 [tokenizer]
 kind = "char"
@@ -275,7 +275,7 @@ def test_a_language_model_stands_beside_a_unigram_model(tmp_path: Path) -> None:
     recipe = tmp_path / "language.toml"
     recipe.write_text(LANGUAGE_RECIPE, encoding="utf-8")
     files = [f"data.{name}={tmp_path / f'{name}.txt'}" for name in ("train", "valid")]
-    train(open_recipe(recipe, [f"run={tmp_path / 'run'}", *files, f"data.cache={tmp_path / 'cache'}"]))
+    train(open_recipe(recipe, [f"run={tmp_path / 'run'}", *files, f"data.cache_dir={tmp_path / 'cache'}"]))
     report, names = examine(tmp_path / "run")
     assert report.score is not None
     assert report.score.metric == "loss"
@@ -298,7 +298,11 @@ def test_the_learning_curve_of_a_language_model_is_its_loss(tmp_path: Path) -> N
     text = "\n".join(row["text"] for row in make_rows(6000, seed=1))
     (tmp_path / "notes.txt").write_text(text, encoding="utf-8")
     (tmp_path / "language.toml").write_text(LANGUAGE_RECIPE, encoding="utf-8")
-    changes = [f"run={tmp_path / 'run'}", f"data.train={tmp_path / 'notes.txt'}", f"data.cache={tmp_path / 'cache'}"]
+    changes = [
+        f"run={tmp_path / 'run'}",
+        f"data.train={tmp_path / 'notes.txt'}",
+        f"data.cache_dir={tmp_path / 'cache'}",
+    ]
     train(open_recipe(tmp_path / "language.toml", changes))
     curve = make_report(tmp_path / "run", ReportOptions(max_records=5, curve_minutes=0.01)).learning_curve
     assert curve is not None
@@ -315,7 +319,7 @@ def test_held_out_lines_have_their_line_numbers_and_the_loss_is_that_of_the_run(
     file.write_text("\n".join(lines), encoding="utf-8")
     recipe = tmp_path / "language.toml"
     recipe.write_text(LANGUAGE_RECIPE, encoding="utf-8")
-    changes = [f"run={tmp_path / 'run'}", f"data.train={file}", f"data.cache={tmp_path / 'cache'}"]
+    changes = [f"run={tmp_path / 'run'}", f"data.train={file}", f"data.cache_dir={tmp_path / 'cache'}"]
     train(open_recipe(recipe, [*changes, "data.valid_fraction=0.4"]))
     report, _ = examine(tmp_path / "run")
     assert report.leakage is not None
@@ -341,7 +345,7 @@ def test_texts_from_a_template_are_no_leaks_and_a_useless_summariser_trains_long
     training, valid = (write_rows(tmp_path / f"{part}.jsonl", rows[i::4]) for i, part in enumerate(("train", "valid")))
     recipe = tmp_path / "summarise.toml"
     recipe.write_text(SUMMARISE_RECIPE, encoding="utf-8")
-    files = [f"data.train={training}", f"data.valid={valid}", f"data.cache={tmp_path / 'cache'}"]
+    files = [f"data.train={training}", f"data.valid={valid}", f"data.cache_dir={tmp_path / 'cache'}"]
     train(open_recipe(recipe, [f"run={tmp_path / 'run'}", *files]))
     report, names = examine(tmp_path / "run")
     assert report.leakage is not None

@@ -90,14 +90,14 @@ def test_norms_biases_and_embeddings_do_not_shrink(optimizer):
 
 
 def test_everything_may_shrink():
-    made = make_optimizer(network().named_parameters(), section(decay_parameters="all"))
+    made = make_optimizer(network().named_parameters(), section(weight_decay_on="all"))
     assert [group["weight_decay"] for group in made.param_groups] == [0.1]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lamb", "muon"])
 def test_the_head_has_its_own_learning_rate(optimizer):
     net = build(replace(find_preset("bert-tiny"), head=HeadConfig(kind="classify", outputs=3, bias=True)))
-    made = make_optimizer(net.named_parameters(), section(optimizer=optimizer, head_lr=10.0))
+    made = make_optimizer(net.named_parameters(), section(optimizer=optimizer, head_lr_factor=10.0))
     set_lr(made, 2e-4)
     rates = {id(p): group["lr"] for group in made.param_groups for p in group["params"]}
     for name, p in net.named_parameters():
@@ -107,7 +107,7 @@ def test_the_head_has_its_own_learning_rate(optimizer):
 
 def test_a_learning_rate_that_is_a_tensor_is_not_shared_with_the_head():
     net = build(replace(find_preset("bert-tiny"), head=HeadConfig(kind="classify", outputs=3)))
-    made = make_optimizer(net.named_parameters(), section(head_lr=10.0), capturable=True)
+    made = make_optimizer(net.named_parameters(), section(head_lr_factor=10.0), capturable=True)
     set_lr(made, 2e-4)
     assert sorted({round(float(group["lr"]), 6) for group in made.param_groups}) == [2e-4, 2e-3]
 

@@ -15,13 +15,13 @@ SCHEDULES = ("cosine", "linear", "constant", "inverse_sqrt", "wsd")
 
 shares = st.floats(0.0, 0.9, allow_subnormal=False)
 sections = st.builds(
-    lambda schedule, steps, warmup, decay_share, final_lr, share: TrainSection(
+    lambda schedule, steps, warmup, decay_share, final_lr_ratio, share: TrainSection(
         steps=steps,
         lr=2.0,
         schedule=schedule,
         warmup=warmup if share else round(1 + warmup * steps / 2),
         decay_fraction=decay_share,
-        final_lr=final_lr,
+        final_lr_ratio=final_lr_ratio,
     ),
     st.sampled_from(SCHEDULES),
     st.integers(10, 5000),
@@ -86,15 +86,15 @@ def test_the_first_step_is_one_part_of_the_warm_up(section):
 @settings(deadline=None, derandomize=True)
 @given(section=sections.filter(lambda section: section.schedule in ("cosine", "linear", "wsd")))
 def test_ends_at_the_final_rate(section):
-    assert lr_at(section, section.steps, 1.0) == pytest.approx(section.lr * section.final_lr, abs=1e-9)
+    assert lr_at(section, section.steps, 1.0) == pytest.approx(section.lr * section.final_lr_ratio, abs=1e-9)
 
 
 @settings(deadline=None, derandomize=True)
-@given(warmup=st.integers(1, 100), final_lr=st.floats(0.0, 1.0), later=st.integers(0, 100_000))
-def test_the_inverse_root_stops_at_the_final_rate(warmup, final_lr, later):
-    section = TrainSection(steps=200_000, lr=1.0, schedule="inverse_sqrt", warmup=warmup, final_lr=final_lr)
+@given(warmup=st.integers(1, 100), final_lr_ratio=st.floats(0.0, 1.0), later=st.integers(0, 100_000))
+def test_the_inverse_root_stops_at_the_final_rate(warmup, final_lr_ratio, later):
+    section = TrainSection(steps=200_000, lr=1.0, schedule="inverse_sqrt", warmup=warmup, final_lr_ratio=final_lr_ratio)
     step = warmup + later
-    assert lr_at(section, step, step / 200_000) == max(math.sqrt(warmup / (step + 1)), final_lr)
+    assert lr_at(section, step, step / 200_000) == max(math.sqrt(warmup / (step + 1)), final_lr_ratio)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -107,7 +107,7 @@ def test_a_share_and_the_steps_it_makes_are_the_same_warm_up(schedule):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_budget_in_minutes_is_followed_by_its_share(schedule):
     """The steps go by at any speed, and change it on the way: what is done decides."""
-    section = TrainSection(minutes=2.0, lr=1.0, schedule=schedule, warmup=0.1, final_lr=0.05)
+    section = TrainSection(minutes=2.0, lr=1.0, schedule=schedule, warmup=0.1, final_lr_ratio=0.05)
     quick = [lr_at(section, step, step / 1000) for step in range(0, 1001, 10)]
     slow = [lr_at(section, step, step / 100) for step in range(101)]
     assert quick == slow
@@ -142,7 +142,7 @@ def test_the_2017_formula():
 
 
 def test_cosine_equals_torchs():
-    section = TrainSection(steps=50, lr=0.3, schedule="cosine", warmup=0.0, final_lr=0.1)
+    section = TrainSection(steps=50, lr=0.3, schedule="cosine", warmup=0.0, final_lr_ratio=0.1)
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.3)
     torchs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50, eta_min=0.03)
     for step in range(50):
@@ -152,7 +152,7 @@ def test_cosine_equals_torchs():
 
 
 def test_warm_up_stable_decay():
-    section = TrainSection(steps=100, lr=1.0, schedule="wsd", warmup=10, decay_fraction=0.2, final_lr=0.5)
+    section = TrainSection(steps=100, lr=1.0, schedule="wsd", warmup=10, decay_fraction=0.2, final_lr_ratio=0.5)
     seen = rates(section)
     assert seen[9:81] == [1.0] * 72
     assert seen[90] == pytest.approx(0.75)

@@ -297,8 +297,8 @@ def choose_split(recipe: Recipe, source: FileSource, notes: list[str]) -> Valida
 
 
 def cache_root(data: DataSection) -> Path:
-    """The folder of tokenised data: `data.cache`, `$QKV_CACHE`, or `qkv` in the user's cache folder."""
-    given = data.cache or os.environ.get("QKV_CACHE")
+    """The folder of tokenised data: `data.cache_dir`, `$QKV_CACHE`, or `qkv` in the user's cache folder."""
+    given = data.cache_dir or os.environ.get("QKV_CACHE")
     if given:
         return to_path(given)
     if sys.platform == "darwin":

@@ -72,7 +72,7 @@ def load_or_train_tokenizer(
         except OSError as error:
             raise QkvError(
                 f"{root}: cannot be the folder for tokenised data ({describe_os_error(error)}); "
-                "choose another with data.cache=…"
+                "choose another with data.cache_dir=…"
             ) from error
     sample = tokenizer.config.get(SAMPLE_KEY)
     trained_on = f"a sample of {sample['fraction']:.2%} of the text (seed {sample['seed']})" if sample else "the data"

@@ -253,7 +253,7 @@ def shorten_recipe(
         layout=recipe.data.layout,
         max_score=recipe.data.max_score,
         max_invalid_fraction=1.0,
-        cache=str(folder.parent / "cache"),
+        cache_dir=str(folder.parent / "cache"),
     )
     budget = replace(
         recipe.train, minutes=minutes, steps=0, epochs=0, patience=0, eval_examples=0, trackers=(), metric=""

@@ -234,5 +234,5 @@ def _fine_tuning_lines(
         ("final", "best", "keep the weights with the best validation result (or last)"),
     ]
     if OBJECTIVES[starter.objective_kind].head in ("classify", "tag", "span"):
-        train.insert(3, ("head_lr", 10.0, "the new head learns from scratch, with a rate of lr times this number"))
+        train.insert(3, ("head_lr_factor", 10.0, "the learning rate of the new head is lr times this number"))
     return model, train

@@ -73,15 +73,15 @@ class OptimizerSetup:
         groups: dict[tuple[bool, bool, bool], list[nn.Parameter]] = {}
         section = self.section
         for name, parameter in self.named:
-            decays = section.decay_parameters == "all" or parameter_kind(name, parameter) == "matrix"
-            is_head = section.head_lr != 1 and name.startswith("head.")
+            decays = section.weight_decay_on == "all" or parameter_kind(name, parameter) == "matrix"
+            is_head = section.head_lr_factor != 1 and name.startswith("head.")
             groups.setdefault((not decays, hasattr(parameter, "placements"), is_head), []).append(parameter)
         made: list[dict[str, Any]] = []
         for (no_decay, _, is_head), parameters in sorted(groups.items(), key=lambda item: item[0]):
             group: dict[str, Any] = {"params": parameters, "weight_decay": 0.0 if no_decay else section.weight_decay}
             if is_head:  # with its own learning rate: a tensor must not be shared with other groups
                 lr = self.lr.clone() if isinstance(self.lr, Tensor) else self.lr
-                group |= {"lr_factor": section.head_lr, "lr": lr}
+                group |= {"lr_factor": section.head_lr_factor, "lr": lr}
             made.append(group)
         return made
 

@@ -4,10 +4,11 @@
 
 warm-up         a straight line from almost 0 to 1
 constant        decay factor 1
-cosine, linear  from 1 at the end of warm-up to `final_lr` at the end of the budget
+cosine, linear  from 1 at the end of warm-up to `final_lr_ratio` at the end of the budget
 inverse_sqrt    √(w / (step + 1)), with w steps of warm-up, as in "Attention Is All You Need"; `lr` is the peak. The
-                factor is never below `final_lr`
-wsd             warm-up, stable, decay: 1 until the last `decay_fraction` of the budget, then a line down to `final_lr`
+                factor is never below `final_lr_ratio`
+wsd             warm-up, stable, decay: 1 until the last `decay_fraction` of the budget, then a line down to
+                `final_lr_ratio`
 
 The budget may be in steps, minutes or epochs, so the rate is a function of the step and the spent fraction of the
 budget.
@@ -50,27 +51,27 @@ def constant_decay(section: TrainSection, step: int, fraction_done: float) -> fl
 
 
 def inverse_sqrt_decay(section: TrainSection, step: int, fraction_done: float) -> float:
-    """Return √(w / (step + 1)), but at least `final_lr`; both are fractions of the budget if `warmup` is."""
+    """Return √(w / (step + 1)), but at least `final_lr_ratio`; both are fractions of the budget if `warmup` is."""
     if 0 < section.warmup < 1:
         done = _fraction_after_step(section, fraction_done)
-        return max(math.sqrt(section.warmup / max(done, section.warmup)), section.final_lr)
-    return max(math.sqrt(min(max(section.warmup, 1.0) / (step + 1), 1.0)), section.final_lr)
+        return max(math.sqrt(section.warmup / max(done, section.warmup)), section.final_lr_ratio)
+    return max(math.sqrt(min(max(section.warmup, 1.0) / (step + 1), 1.0)), section.final_lr_ratio)
 
 
 def wsd_decay(section: TrainSection, step: int, fraction_done: float) -> float:
     """Return a factor that falls in a straight line in the last `decay_fraction` of the budget."""
-    return _fall(_decay_progress(fraction_done, 1.0 - section.decay_fraction), section.final_lr)
+    return _fall(_decay_progress(fraction_done, 1.0 - section.decay_fraction), section.final_lr_ratio)
 
 
 def linear_decay(section: TrainSection, step: int, fraction_done: float) -> float:
     """Return a factor that falls in a straight line after warm-up."""
-    return _fall(_decay_progress(fraction_done, _warmup_fraction(section, step, fraction_done)), section.final_lr)
+    return _fall(_decay_progress(fraction_done, _warmup_fraction(section, step, fraction_done)), section.final_lr_ratio)
 
 
 def cosine_decay(section: TrainSection, step: int, fraction_done: float) -> float:
     """Return a factor that falls as half of a cosine after warm-up."""
     progress = _decay_progress(fraction_done, _warmup_fraction(section, step, fraction_done))
-    return section.final_lr + (1.0 - section.final_lr) * (1.0 + math.cos(math.pi * progress)) / 2.0
+    return section.final_lr_ratio + (1.0 - section.final_lr_ratio) * (1.0 + math.cos(math.pi * progress)) / 2.0
 
 
 def _fall(progress: float, last: float) -> float:

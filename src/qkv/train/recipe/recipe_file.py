@@ -22,7 +22,7 @@ from qkv.train.recipe.toml import format_key, format_value, parse_toml
 MAX_RECIPE_BYTES = 2**20
 
 CHANGEABLE_ON_RESUME = frozenset(
-    {"run", "data.cache", "data.test"}
+    {"run", "data.cache_dir", "data.test"}
     | {
         f"train.{name}"
         for name in (

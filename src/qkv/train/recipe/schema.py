@@ -70,7 +70,7 @@ class DataSection:
     too_long: Literal["error", "skip", "truncate", "split", ""] = ""
     layout: Literal["packed", "padded"] = "packed"
     max_invalid_fraction: Fraction = 0.01  # a larger fraction of invalid records is an error
-    cache: str = ""  # the folder for tokenised data; "" is the user's cache folder
+    cache_dir: str = ""  # the folder for tokenised data; "" is the user's cache folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,20 +148,20 @@ class TrainSection:
     # Optimizer
     optimizer: Annotated[str, OneOf(OPTIMIZERS)] = "adamw"
     lr: Annotated[float, Limits(1e-30, 1e6)] = 1e-3
-    head_lr: Positive = 1.0
+    head_lr_factor: Positive = 1.0
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.98)
     eps: Annotated[float, Limits(1e-30, 1e6)] = 1e-8
     momentum: BelowOne = 0.9  # sgd
     weight_decay: Annotated[float, Limits(0, 1e6)] = 0.01
     # the parameters with weight decay; "matrices" excludes embeddings
-    decay_parameters: Literal["matrices", "all"] = "matrices"
+    weight_decay_on: Literal["matrices", "all"] = "matrices"
     max_grad_norm: Annotated[float, Limits(0, 1e30)] = 1.0  # gradient clipping; 0 disables it
 
     # Learning rate schedule
     schedule: Annotated[str, OneOf(SCHEDULES)] = "cosine"
     warmup: Annotated[float, Limits(0, MAX_COUNT)] = 0.05  # in steps or, if below 1, as a fraction of the budget
     decay_fraction: Fraction = 0.2  # wsd: the last fraction of the budget, in which the learning rate falls
-    final_lr: Fraction = 0.0  # the learning rate at the end, as a fraction of lr
+    final_lr_ratio: Fraction = 0.0  # the learning rate at the end, as a fraction of lr
 
     # Numerics
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

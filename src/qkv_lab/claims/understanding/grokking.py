@@ -35,7 +35,7 @@ RECIPE = {
     "train.lr": 0.01,
     "train.schedule": "constant",
     "train.warmup": 20,
-    "train.decay_parameters": "all",
+    "train.weight_decay_on": "all",
 }
 
 
