@@ -39,15 +39,19 @@ def make_report() -> RunReport:
     )
     steps = [float(step) for step in range(10, 110, 10)]
     return RunReport(
-        f"runs/{HOSTILE}",
-        "classify",
-        "validation data (valid.tsv)",
-        (Advice("lr", "Lower the learning rate", "It rose.", ("train.lr=1e-4",), "qkv train " + "long-name/" * 30),),
-        score,
-        CurveVerdict("settled", "the training loss fell from 1 to 0.1, and the validation loss settled at 0.2"),
-        RunCurves("run", [(step, 10 / step) for step in steps], [], {"loss": [(step, 12 / step) for step in steps]}),
-        ErrorReport(15, (wrong,), (wrong,), (wrong,), 6, 50),
-        LeakageReport(
+        folder=f"runs/{HOSTILE}",
+        task="classify",
+        data_name="validation data (valid.tsv)",
+        advice=(
+            Advice("lr", "Lower the learning rate", "It rose.", ("train.lr=1e-4",), "qkv train " + "long-name/" * 30),
+        ),
+        score=score,
+        fit=CurveVerdict("settled", "the training loss fell from 1 to 0.1, and the validation loss settled at 0.2"),
+        curves=RunCurves(
+            "run", [(step, 10 / step) for step in steps], [], {"loss": [(step, 12 / step) for step in steps]}
+        ),
+        errors=ErrorReport(15, (wrong,), (wrong,), (wrong,), 6, 50),
+        leakage=LeakageReport(
             100, 900, True, {0: Leak("valid.tsv:1", "train.tsv:7", HOSTILE, HOSTILE, 1.0)}, [("text", "good", "bad")]
         ),
         data=DataReport(900, 9000, 20, 0, 0, 3, 64, 128),
@@ -95,7 +99,9 @@ def test_all_sections_are_drawn_and_accessible(browser: Any, tmp_path: Path, sch
 
 def test_a_report_with_few_parts_has_few_sections(browser: Any, tmp_path: Path) -> None:
     fit = CurveVerdict("unknown", "too few steps were logged to judge the training")
-    report = RunReport("run", "language", "test data", (), None, fit, RunCurves("run"))
+    report = RunReport(
+        folder="run", task="language", data_name="test data", advice=(), fit=fit, curves=RunCurves("run")
+    )
     report.save(tmp_path / "new" / "report.html")
     page = browser.new_page()
     page.goto((tmp_path / "new" / "report.html").as_uri())

@@ -18,7 +18,13 @@ SCORE = ScoreReport(
     "bleu", Measured("model", 67.1), num_records=40, num_usable=40, lengths=(LengthGroup(1, 5, 40, 0.8),)
 )
 REPORT = RunReport(
-    "runs/my run", "text_to_text", "validation data", (), SCORE, CurveVerdict("settled", "it fell"), RunCurves("a")
+    folder="runs/my run",
+    task="text_to_text",
+    data_name="validation data",
+    advice=(),
+    score=SCORE,
+    fit=CurveVerdict("settled", "it fell"),
+    curves=RunCurves("a"),
 )
 
 

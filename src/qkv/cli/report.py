@@ -61,7 +61,7 @@ def report(
     options = ReportOptions(max_records=limit, seconds=seconds, curve_minutes=curve_minutes, device=device)
     with stages_bar() as progress:
         made = make_report(run, options, progress)
-    path = Path(made.run) / "report.html" if out is None and not json else out
+    path = Path(made.folder) / "report.html" if out is None and not json else out
     if path is not None:  # before anything is printed, because a reader such as `head` may end the printing
         made.save(path)
     if json:

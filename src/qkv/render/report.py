@@ -24,7 +24,7 @@ BAR_WIDTH = 24
 
 def print_report(report: RunReport, console: Console) -> None:
     """Print the whole report."""
-    console.print(Text.assemble((escape_controls(report.run), "bold"), f"   {escape_controls(report.data_name)}"))
+    console.print(Text.assemble((escape_controls(report.folder), "bold"), f"   {escape_controls(report.data_name)}"))
     print_notes(report.model_notes, console)
     print_advice(report, console)
     if report.score is not None:
@@ -58,7 +58,9 @@ def print_report(report: RunReport, console: Console) -> None:
         console.print(
             Text("Not computed. To train the recipe on a quarter, half and all of the data, for 15 minutes in all:")
         )
-        console.print(Text(f"   qkv report {escape_controls(report.run)} --curve-minutes 15", "cyan"), soft_wrap=True)
+        console.print(
+            Text(f"   qkv report {escape_controls(report.folder)} --curve-minutes 15", "cyan"), soft_wrap=True
+        )
     print_notes(report.notes, console)
 
 
@@ -228,7 +230,7 @@ def summarise_report(report: RunReport) -> list[str]:
     if report.advice:
         first = report.advice[0]
         is_listed = first.command.startswith("qkv report ")  # a quick report lists nothing
-        see = f" See them with: qkv report {shlex.quote(report.run)}" if is_listed else ""
+        see = f" See them with: qkv report {shlex.quote(report.folder)}" if is_listed else ""
         lines.append(f"{first.title}. {first.reason}{see}")
     return lines
 

@@ -43,7 +43,9 @@ def make_run(**changes: Any) -> RunDiagnostics:
         500,
         500,
     )
-    return replace(RunDiagnostics("runs/a", RECIPE, config, SETTLED, score, data=DATA), **changes)
+    return replace(
+        RunDiagnostics(folder="runs/a", recipe=RECIPE, config=config, fit=SETTLED, score=score, data=DATA), **changes
+    )
 
 
 def with_scores(model: float, baseline: float, training: float, metric: str = "accuracy") -> ScoreReport:
@@ -364,12 +366,12 @@ def test_a_curve_that_may_be_flat_promises_nothing() -> None:
             "accuracy", "this recipe, 5 minutes on each fraction", (), Gain(0.02, (low, 0.03), (-0.02, 0.04)), 1.0
         )
 
-    assert names(curve=curve(0.01)) == ["more_data"]
-    assert names(curve=curve(-0.01)) == []
+    assert names(learning_curve=curve(0.01)) == ["more_data"]
+    assert names(learning_curve=curve(-0.01)) == []
     recipe = replace(RECIPE, objective=ObjectiveSection(kind="causal_lm"))
     for value, given in ((0.08, ["more_data"]), (0.04, [])):
         loss = LearningCurve("loss", "this recipe", (), Gain(value, (0.01, 0.2), (0.0, 0.2)), 1.0)
-        found = give_advice(make_run(curve=loss, recipe=recipe, score=None))
+        found = give_advice(make_run(learning_curve=loss, recipe=recipe, score=None))
         assert [one.name for one in found] == given
         assert all(one.title == "Add more text" and "-0.08 nats per token" in one.reason for one in found)
 

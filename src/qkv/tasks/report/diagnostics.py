@@ -47,13 +47,11 @@ class Advice:
         return asdict(self) | {"starts_run": self.starts_run}
 
 
-@dataclass
-class RunDiagnostics:
-    """What the rules of advice read. Parts that were not examined are None."""
+@dataclass(kw_only=True)
+class RunFindings:
+    """What was found out about a run. Parts that do not apply to its task, or were not examined, are None."""
 
     folder: str
-    recipe: Recipe
-    config: Config
     fit: CurveVerdict
     score: ScoreReport | None = None
     errors: ErrorReport | None = None
@@ -61,8 +59,16 @@ class RunDiagnostics:
     score_without_leaks: float | None = None
     test_leakage: LeakageReport | None = None
     data: DataReport | None = None
-    curve: LearningCurve | None = None
+    learning_curve: LearningCurve | None = None
     lr_check: Finding | None = None
+
+
+@dataclass(kw_only=True)
+class RunDiagnostics(RunFindings):
+    """What the rules of advice read."""
+
+    recipe: Recipe
+    config: Config
     most_common_output_fraction: float = 0.0  # the fraction of equal predictions, if the expected outputs differ
     metric_curve: list[tuple[float, float]] = field(default_factory=list)  # the main metric in the run
     full_epochs: int | None = None  # how often the run has read all of its training data, if the log says so

@@ -12,7 +12,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
 
@@ -41,7 +41,7 @@ from qkv.tasks.report.data import (
     read_lines,
     report_data,
 )
-from qkv.tasks.report.diagnostics import RunDiagnostics, is_language_model_at_baseline
+from qkv.tasks.report.diagnostics import RunDiagnostics, RunFindings, is_language_model_at_baseline
 from qkv.tasks.report.errors import report_errors
 from qkv.tasks.report.leakage import LeakageReport, find_leakage
 from qkv.tasks.report.learning_curve import (
@@ -152,17 +152,17 @@ class Reporter:
         curve = self.learning_curve(data, judge, judgement, training, score)
         metric_curve = self.curves.validation.get(score.metric, []) if score is not None else []
         found = RunDiagnostics(
-            self.run,
-            self.recipe,
-            self.model.config,
-            self.fit,
-            score,
-            errors,
-            leakage,
-            clean,
-            test_leakage,
-            counted,
-            curve,
+            folder=self.run,
+            fit=self.fit,
+            score=score,
+            errors=errors,
+            leakage=leakage,
+            score_without_leaks=clean,
+            test_leakage=test_leakage,
+            data=counted,
+            learning_curve=curve,
+            recipe=self.recipe,
+            config=self.model.config,
             most_common_output_fraction=most_common_output_fraction(judgement),
             metric_curve=metric_curve,
             full_epochs=self.curves.full_epochs,
@@ -171,23 +171,14 @@ class Reporter:
         )
         found.lr_check = self.check_lr(prepared, found)
         return RunReport(
-            self.run,
-            self.task,
-            data.name,
-            tuple(give_advice(found)),
-            score,
-            self.fit,
-            self.curves,
-            errors,
-            leakage,
-            clean,
-            test_leakage,
-            counted,
-            curve,
-            found.lr_check,
-            self.model_notes,
-            tuple(self.notes),
-            time.monotonic() - self.began,
+            **{one.name: getattr(found, one.name) for one in fields(RunFindings)},
+            task=self.task,
+            data_name=data.name,
+            advice=tuple(give_advice(found)),
+            curves=self.curves,
+            model_notes=self.model_notes,
+            notes=tuple(self.notes),
+            seconds=time.monotonic() - self.began,
         )
 
     def score(

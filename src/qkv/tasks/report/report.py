@@ -5,37 +5,21 @@ from pathlib import Path
 from typing import Any
 
 from qkv.files import replace_nonfinite, save_text
-from qkv.inside.doctor import Finding
 from qkv.page import build_report_page
 from qkv.tasks.report.advice import MAX_ADVICE
-from qkv.tasks.report.curve_verdict import CurveVerdict
-from qkv.tasks.report.data import DataReport
-from qkv.tasks.report.diagnostics import Advice
-from qkv.tasks.report.errors import ErrorReport
+from qkv.tasks.report.diagnostics import Advice, RunFindings
 from qkv.tasks.report.leakage import LeakageReport
-from qkv.tasks.report.learning_curve import LearningCurve
-from qkv.tasks.report.score import ScoreReport
 from qkv.train.run.curves import RunCurves
 
 
-@dataclass(frozen=True)
-class RunReport:
-    """The report on a run. Parts that do not apply to its task, or were not examined, are None."""
+@dataclass(kw_only=True)
+class RunReport(RunFindings):
+    """The report on a run."""
 
-    run: str
     task: str
     data_name: str
     advice: tuple[Advice, ...]
-    score: ScoreReport | None
-    fit: CurveVerdict
     curves: RunCurves
-    errors: ErrorReport | None = None
-    leakage: LeakageReport | None = None
-    score_without_leaks: float | None = None
-    test_leakage: LeakageReport | None = None
-    data: DataReport | None = None
-    learning_curve: LearningCurve | None = None
-    lr_check: Finding | None = None
     model_notes: tuple[str, ...] = ()  # on the weights that were examined: those of a run that has not finished
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -56,15 +40,9 @@ class RunReport:
     def to_dict(self) -> dict[str, Any]:
         """Everything, for `--json` and for the page."""
         curves = {"training": self.curves.training, "validation": self.curves.validation}
-        parts = {
-            "score": self.score,
-            "errors": self.errors,
-            "data": self.data,
-            "learning_curve": self.learning_curve,
-            "lr_check": self.lr_check,
-        }
+        parts = {name: getattr(self, name) for name in ("score", "errors", "data", "learning_curve", "lr_check")}
         values = {
-            "run": self.run,
+            "run": self.folder,
             "task": self.task,
             "data_name": self.data_name,
             "advice": [one.to_dict() for one in self.advice],

@@ -170,7 +170,7 @@ def advise_imbalance(run: RunDiagnostics) -> Advice | None:
 
 def advise_more_data(run: RunDiagnostics) -> Advice | None:
     """The learning curve still rises."""
-    curve = run.curve
+    curve = run.learning_curve
     if curve is None or run.is_nearly_perfect:
         return None
     least = MIN_GAIN_NATS if curve.metric == "loss" else MIN_GAIN_POINTS
