@@ -22,22 +22,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from qkv.data import (
-    CausalLMObjective,
-    DenoisingObjective,
-    EncodePair,
-    EncodeText,
-    MaskedLMObjective,
-    Objective,
-    Problems,
-    Seq2SeqObjective,
-    SequenceStream,
-    SpanCorruptionObjective,
-    TokenCache,
-    read,
-)
+from qkv.data import EncodeText, Objective, Problems, SequenceStream, TokenCache, read
 from qkv.data.builtin import find_dataset
 from qkv.data.load.loader import Loader
+from qkv.data.objectives.causal_lm import CausalLMObjective
+from qkv.data.objectives.denoising import DenoisingObjective
+from qkv.data.objectives.masked_lm import MaskedLMObjective
+from qkv.data.objectives.seq2seq import EncodePair, Seq2SeqObjective
+from qkv.data.objectives.span_corruption import SpanCorruptionObjective
 from qkv.data.records import FileLocation, Record
 from qkv.data.stream.pack import group_by_length, pack
 from qkv.text import Tokenizer

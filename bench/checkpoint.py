@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.data import CausalLMObjective, InMemoryExamples, Loader, SequenceStream
+from qkv.data import InMemoryExamples, Loader, SequenceStream
+from qkv.data.objectives.causal_lm import CausalLMObjective
 from qkv.models import Config, build
 from qkv.models.tables import presets
 from qkv.text import Tokenizer

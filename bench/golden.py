@@ -38,7 +38,10 @@ from torch.distributed import TCPStore
 
 import qkv
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.data import CausalLMObjective, InMemoryExamples, Loader, MaskedLMObjective, Seq2SeqObjective, SequenceStream
+from qkv.data import InMemoryExamples, Loader, SequenceStream
+from qkv.data.objectives.causal_lm import CausalLMObjective
+from qkv.data.objectives.masked_lm import MaskedLMObjective
+from qkv.data.objectives.seq2seq import Seq2SeqObjective
 from qkv.decode import DraftModel, Engine, GenerationOptions, GenerationResult, PromptLookup, generate, regex
 from qkv.errors import QkvError
 from qkv.models import Config, Network, build
@@ -340,8 +343,11 @@ def batches(label: str, keys: Keys, rank: int, world: int, workers: int = 0) -> 
     )
     found = []
     for batch in islice(loader, 20):
-        values = [getattr(batch, one.name) for one in fields(batch)]
-        found.append(hash_of([value for value in values if isinstance(value, Tensor | np.ndarray)]))
+        tensors = [one.flatten(1) for one in batch.tensors]  # label sets were recorded as (B, E·V)
+        counts = [batch.tokens_per_sequence, batch.token_labels_per_sequence, batch.document_labels_per_sequence]
+        if not batch.labels:
+            counts[-1] = np.zeros_like(counts[-1])  # pairs without labels were recorded with a count of 0
+        found.append(hash_of([*tensors, *counts, batch.example_ids, batch.example_sequences, batch.example_epochs]))
     loader.close()
     return found
 

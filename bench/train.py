@@ -24,8 +24,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from qkv.data import CausalLMObjective, InMemoryExamples, Loader, MaskedLMObjective, Seq2SeqObjective, SequenceStream
+from qkv.data import InMemoryExamples, Loader, SequenceStream
 from qkv.data.load.batch import Batch
+from qkv.data.objectives.causal_lm import CausalLMObjective
+from qkv.data.objectives.masked_lm import MaskedLMObjective
+from qkv.data.objectives.seq2seq import Seq2SeqObjective
 from qkv.models import Config, build
 from qkv.models.tables import presets
 from qkv.models.tables.summary import summarise_model
@@ -479,7 +482,7 @@ def tokens_of(batch: Batch) -> int:
 
 
 def labels_of(batch: Batch) -> int:
-    return batch.num_labels
+    return batch.num_token_labels
 
 
 def set_compiler(name: str, value: str) -> None:

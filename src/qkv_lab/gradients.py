@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from qkv.data import Batch, Loader
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.tasks.prepare.prepare import PreparedRun
-from qkv.train.loss.training_module import TrainingModule, count_labels, make_labelled_batch
+from qkv.train.loss.training_module import TrainingModule, make_labelled_batch
 
 
 def loss_of_batch(module: TrainingModule, batch: Batch, num_labels: int = 0) -> Tensor:
     """The summed loss of a batch divided by `num_labels`; 0: by its own number of labels, which gives the mean."""
     dtype = next(module.parameters()).dtype
-    weight = torch.tensor(1 / (num_labels or count_labels(batch)[0]), dtype=dtype)
+    weight = torch.tensor(1 / (num_labels or batch.num_token_labels), dtype=dtype)
     loss: Tensor = module(make_labelled_batch(batch, torch.device("cpu")), weight, weight)
     return loss
 
@@ -25,7 +25,7 @@ def validation_loss(module: TrainingModule, prepared: PreparedRun) -> float:
     """The mean loss on the validation data of a run."""
     assert prepared.valid_data is not None
     batches = list(Loader(prepared.valid_data, epochs=1))
-    num_labels = sum(batch.num_labels for batch in batches)
+    num_labels = sum(batch.num_token_labels for batch in batches)
     with eval_mode(module):
         return sum(loss_of_batch(module, batch, num_labels).item() for batch in batches)
 

@@ -7,21 +7,19 @@ import numpy as np
 from hypothesis import settings
 
 from qkv.data.cache.examples import InMemoryExamples
-from qkv.data.encode.encoders import EncodeAnswer, EncodeText
-from qkv.data.objectives import (
-    CausalLMObjective,
-    ClassificationObjective,
-    ContrastiveObjective,
-    DenoisingObjective,
-    MaskedLMObjective,
-    NextSentenceObjective,
-    Objective,
-    QuestionAnsweringObjective,
-    Seq2SeqObjective,
-    SpanCorruptionObjective,
-    TaggingObjective,
-)
+from qkv.data.encode.encoders import EncodeText
+from qkv.data.objectives import Objective
 from qkv.data.objectives.base import FlatExamples
+from qkv.data.objectives.causal_lm import CausalLMObjective
+from qkv.data.objectives.classification import ClassificationObjective
+from qkv.data.objectives.contrastive import ContrastiveObjective
+from qkv.data.objectives.denoising import DenoisingObjective
+from qkv.data.objectives.masked_lm import MaskedLMObjective
+from qkv.data.objectives.next_sentence import NextSentenceObjective
+from qkv.data.objectives.question_answering import EncodeAnswer, QuestionAnsweringObjective
+from qkv.data.objectives.seq2seq import Seq2SeqObjective
+from qkv.data.objectives.span_corruption import SpanCorruptionObjective
+from qkv.data.objectives.tagging import TaggingObjective
 from qkv.data.records import FileLocation, Record
 from qkv.text import Tokenizer
 
@@ -120,16 +118,17 @@ def parts(pieces: FlatExamples) -> list[dict[str, list]]:
     """Every example by itself, as plain lists: the slow way to look at what an objective built."""
     listed: list[dict[str, list]] = [{} for _ in pieces.lengths]
     for name, lengths in (("lengths", pieces.lengths), ("source_lengths", pieces.source_lengths)):
-        fields = ("ids", "labels", "token_type_ids") if name == "lengths" else ("source_ids",)
-        for field in fields:
-            values = getattr(pieces, field)
+        fields = ("ids", "token_type_ids") if name == "lengths" else ("source_ids",)
+        fields = {field: getattr(pieces, field) for field in fields}
+        if name == "lengths" and "tokens" in pieces.labels:
+            fields["tokens"] = pieces.labels["tokens"]
+        for field, values in fields.items():
             if values is not None:
                 ends = np.cumsum(lengths)
                 for example, (end, length) in enumerate(zip(ends, lengths, strict=True)):
                     listed[example][field] = values[end - length : end].tolist()
-    for field in ("class_ids", "scores", "answer_spans"):
-        values = getattr(pieces, field)
-        if values is not None:
+    for field, values in pieces.labels.items():
+        if field != "tokens":
             for example in range(len(listed)):
                 listed[example][field] = values[example].tolist()
     return listed

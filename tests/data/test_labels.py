@@ -6,8 +6,9 @@ import pytest
 from data_fakes import counts, write
 from synthetic_data import record, tokenizer
 
-from qkv.data import EncodeClass, EncodeTags, find_classes
+from qkv.data import EncodeClass, find_classes
 from qkv.data.labels import label_text
+from qkv.data.objectives.tagging import EncodeTags
 from qkv.data.problems import InvalidRecord, Problems
 from qkv.data.readers import DataFiles
 
@@ -63,7 +64,7 @@ def test_encoders_and_find_classes_use_the_same_names():
     assert classes == ("2", "false", "yes")
     *encoded, invalid = EncodeClass(tokenizer(), label="label", classes=classes)(records)
     assert [one["label"] for one in encoded] == [2, 2, 1, 0]
-    assert "the label is empty" in invalid.reason
+    assert "the field 'label' is empty" in invalid.reason
     encode = EncodeClass(tokenizer(), label="label", classes=classes, multi_label=True)
     assert encode([record(text="a", label=["yes ", False])])[0]["labels"] == [1, 2]
     (tagged,) = EncodeTags(tokenizer(), classes=("B", "O"))([record(tokens=["a"], tags=[" B "])])

@@ -7,7 +7,6 @@ from synthetic_data import OBJECTIVES, parts
 from torch.nn import functional as F
 
 from qkv.blocks import HeadConfig, Inputs, StackConfig
-from qkv.data.load.batch import Batch
 from qkv.data.load.loader import Loader
 from qkv.data.objectives import IGNORE_INDEX
 from qkv.data.stream.random_bits import EpochRng
@@ -23,15 +22,6 @@ def network(family: str) -> torch.nn.Module:
     torch.manual_seed(0)
     sides = {"decoder": ("decoder",), "encoder": ("encoder",), "seq2seq": ("encoder", "decoder")}[family]
     return build(Config(**dict.fromkeys(sides, STACK), head=HEAD), dtype=torch.float64).eval()
-
-
-def logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    limit = {"max_documents": batch.max_documents}
-    source = None
-    if batch.source_ids is not None:
-        layout = {"document_ids": batch.source_document_ids, "positions": batch.source_positions}
-        source = Inputs(batch.source_ids, **layout, **limit)
-    return model(Inputs(batch.ids, document_ids=batch.document_ids, positions=batch.positions, source=source, **limit))
 
 
 def loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -55,10 +45,10 @@ def test_the_loss_of_packed_sequences_is_that_of_separate_examples(name, family)
         for part in parts(objective.build(np.arange(objective.num_examples(EpochRng(0))), EpochRng(0))):
             source = Inputs(torch.tensor([part["source_ids"]])) if "source_ids" in part else None
             inputs = Inputs(torch.tensor([part["ids"]]), source=source)
-            alone += float(loss(model(inputs), torch.tensor([part["labels"]])))
+            alone += float(loss(model(inputs), torch.tensor([part["tokens"]])))
         for layout in ("packed", "padded"):
             loader = Loader(SequenceStream(objective, batch_tokens=900, layout=layout), epochs=1)
-            together = sum(float(loss(logits(model, batch), batch.labels)) for batch in loader)
+            together = sum(float(loss(model(batch.inputs), batch.labels["tokens"])) for batch in loader)
             assert together == pytest.approx(alone, rel=1e-12)
 
 
@@ -68,9 +58,9 @@ def test_no_gradient_flows_between_documents_of_a_sequence():
     sequence = int(np.argmax([len(examples) for examples in batch.examples]))
     seen: list[torch.Tensor] = []
     model.embedding.register_forward_hook(lambda _, __, out: seen.append(out.requires_grad_().retain_grad() or out))
-    outputs = logits(model, batch)
-    mine = batch.document_ids[sequence] == 2
-    loss(outputs[sequence, mine], batch.labels[sequence, mine]).backward()
+    outputs = model(batch.inputs)
+    mine = batch.inputs.document_ids[sequence] == 2
+    loss(outputs[sequence, mine], batch.labels["tokens"][sequence, mine]).backward()
     gradient = seen[0].grad.abs().sum(-1)
     assert (gradient[sequence, mine] > 0).all()
     assert (gradient[sequence, ~mine] == 0).all()

@@ -234,8 +234,9 @@ def test_a_tokenizer_that_is_too_large_is_found() -> None:
 def test_unknown_tokens_in_the_data_are_reported() -> None:
     tokenizer = Tokenizer.train("char", iter(["ab"]), vocab_size=20, special_tokens=["pad", "unk", "eos"])
     subject = make_subject()
-    unknown = torch.full_like(subject.batch.ids, tokenizer.special_tokens.unk or 0)
-    found = run_check("tokenizer", replace(subject, tokenizer=tokenizer, batch=replace(subject.batch, ids=unknown)))
+    unknown = torch.full_like(subject.batch.inputs.ids, tokenizer.special_tokens.unk or 0)
+    batch = replace(subject.batch, inputs=replace(subject.batch.inputs, ids=unknown))
+    found = run_check("tokenizer", replace(subject, tokenizer=tokenizer, batch=batch))
     assert found.status == "warning"
 
 
@@ -287,7 +288,7 @@ def test_a_vanishing_gradient_is_found() -> None:
 
 def test_an_error_in_a_check_is_a_failed_check() -> None:
     subject = make_subject()
-    subject.batch.ids[0, 0] = VOCAB  # outside the embedding
+    subject.batch.inputs.ids[0, 0] = VOCAB  # outside the embedding
     findings = {finding.check: finding for finding in examine(subject)}
     assert any("IndexError" in finding.summary for finding in findings.values())
     assert findings["tied weights are tied"].status == "ok"

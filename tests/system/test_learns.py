@@ -6,18 +6,8 @@ import torch
 from torch.nn import functional as F
 
 import qkv
-from qkv.blocks import Inputs
-from qkv.data import (
-    IGNORE_INDEX,
-    EncodePair,
-    FileLocation,
-    InMemoryExamples,
-    Loader,
-    Problems,
-    Record,
-    Seq2SeqObjective,
-    SequenceStream,
-)
+from qkv.data import IGNORE_INDEX, FileLocation, InMemoryExamples, Loader, Problems, Record, SequenceStream
+from qkv.data.objectives.seq2seq import EncodePair, Seq2SeqObjective
 from qkv.decode import GenerationOptions, generate
 from qkv.text import Tokenizer
 
@@ -69,21 +59,8 @@ def test_a_small_translator_learns_to_spell_in_capitals_from_packed_rows() -> No
     first = last = 0.0
     for _ in range(STEPS):
         batch = next(loader)
-        logits = network(
-            Inputs(
-                batch.ids,
-                document_ids=batch.document_ids,
-                positions=batch.positions,
-                source=Inputs(
-                    batch.source_ids,
-                    document_ids=batch.source_document_ids,
-                    positions=batch.source_positions,
-                    max_documents=batch.max_documents,
-                ),
-                max_documents=batch.max_documents,
-            )
-        )
-        loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORE_INDEX)
+        logits = network(batch.inputs)
+        loss = F.cross_entropy(logits.flatten(0, 1), batch.labels["tokens"].flatten(), ignore_index=IGNORE_INDEX)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

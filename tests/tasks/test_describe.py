@@ -53,7 +53,7 @@ def test_steps_of_an_epoch_and_padding_are_what_the_loader_gives(folder: Path, k
     assert described.steps_per_epoch is not None
     assert abs(described.steps_per_epoch - len(batches)) <= 1
     batches.pop()  # which may hold empty rows
-    places = sum(b.ids.numel() + (0 if b.source_ids is None else b.source_ids.numel()) for b in batches)
+    places = sum(b.inputs.ids.numel() + (b.inputs.source.ids.numel() if b.inputs.source else 0) for b in batches)
     padding = 1 - sum(batch.num_tokens for batch in batches) / places
     assert abs(described.padding_fraction - padding) < 0.06
 

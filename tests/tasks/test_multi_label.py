@@ -78,11 +78,11 @@ def test_the_loss_is_the_mean_over_texts_of_the_sum_over_labels(files: dict[str,
     prepared = prepare(opened)
     assert "labels" in describe_prepared(prepared).first_examples[0].parts
     batch = first_batch(prepared.train_data)
-    assert batch.num_example_labels == len(batch.example_ids)
+    assert batch.num_document_labels == len(batch.example_ids)
     network = prepared.build_network().eval()
     module = TrainingModule(network, opened.objective).eval()
     found = module(
-        make_labelled_batch(batch, torch.device("cpu")), torch.tensor(1.0), torch.tensor(1 / batch.num_example_labels)
+        make_labelled_batch(batch, torch.device("cpu")), torch.tensor(1.0), torch.tensor(1 / batch.num_document_labels)
     )
     model = qkv.Model(prepared.config, network, prepared.tokenizer)
     lines = Path(files["data.train"]).read_text(encoding="utf-8").splitlines()

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.distributed import fsdp
 from torch.distributed.device_mesh import init_device_mesh
 
-from qkv.blocks import HeadConfig, StackConfig
+from qkv.blocks import HeadConfig, Inputs, StackConfig
 from qkv.data.load.batch import Batch
-from qkv.data.objectives import IGNORE_INDEX
+from qkv.data.objectives.base import IGNORE_INDEX, TOKEN_LABELS
 from qkv.models import Config, Seq2Seq, build
 from qkv.train.loss.training_module import TrainingModule, make_labelled_batch
 from qkv.train.optim.optimizers import make_optimizer, optimizer_tensors
@@ -79,21 +79,18 @@ def batch_of(config: Config, step: int) -> Batch:
     for row in range(ROWS):
         labels[row, 2 + row :] = IGNORE_INDEX
     labels[segment == 0] = IGNORE_INDEX
-    source = {}
-    if config.family == "seq2seq":
-        source = {"source_ids": tokens(), "source_document_ids": segment, "source_positions": position}
+    layout = {"document_ids": segment, "positions": position, "max_documents": 2}
+    source = Inputs(tokens(), **layout) if config.family == "seq2seq" else None
     nothing = np.zeros(0, dtype=np.int64)
     return Batch(
-        ids=tokens(),
-        document_ids=segment,
-        positions=position,
-        labels=labels,
-        **source,
-        max_documents=2,
+        objective="causal_lm",
+        inputs=Inputs(tokens(), **layout, source=source),
+        labels={"tokens": labels},
+        declared=(TOKEN_LABELS,),
         epoch=0,
         tokens_per_sequence=(segment != 0).sum(1).numpy(),
-        labels_per_sequence=(labels != IGNORE_INDEX).sum(1).numpy(),
-        example_labels_per_sequence=np.zeros(ROWS, dtype=np.int64),
+        token_labels_per_sequence=(labels != IGNORE_INDEX).sum(1).numpy(),
+        document_labels_per_sequence=np.zeros(ROWS, dtype=np.int64),
         example_ids=nothing,
         example_sequences=nothing,
         example_epochs=nothing,
@@ -132,7 +129,7 @@ class Run:
         batch = batch_of(self.config, number)
         share = ROWS // world.data_size
         mine = batch._slice(world.data_rank * share, (world.data_rank + 1) * share)
-        per_label = torch.tensor(1 / world.sum_scalar(mine.num_labels), dtype=self.named[0][1].dtype)
+        per_label = torch.tensor(1 / world.sum_scalar(mine.num_token_labels), dtype=self.named[0][1].dtype)
         for part, rows in enumerate(mine.split(micro_batches)):
             with world.gradient_sync(self.module, last=part == micro_batches - 1):
                 self.module(make_labelled_batch(rows, world.device), per_label, per_label).backward()

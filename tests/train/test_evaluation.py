@@ -18,7 +18,7 @@ from qkv.models import Network
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.train import evaluation
 from qkv.train.evaluation import Evaluator, ValidationLoss
-from qkv.train.loss.training_module import TrainingModule, count_labels, make_labelled_batch
+from qkv.train.loss.training_module import TrainingModule, make_labelled_batch
 from qkv.train.optim.averages import Ema
 from qkv.train.optim.optimizers import make_optimizer
 from qkv.train.parallel.world import World
@@ -62,7 +62,7 @@ def test_the_loss_is_the_mean_over_all_labels_of_an_epoch(name: str) -> None:
     found = Evaluator(learner, net, stepper, rows, None)(Progress()).metrics["loss"]
     batches = list(Loader(rows, epochs=1))
     assert len(batches) > 1
-    labels, answers = (sum(counts) for counts in zip(*map(count_labels, batches), strict=True))
+    labels, answers = (sum(counts) for counts in zip(*(batch.label_counts for batch in batches), strict=True))
     learner.eval()
     shares = [torch.tensor(1 / max(count, 1)) for count in (labels, answers)]
     with torch.no_grad():

@@ -202,7 +202,7 @@ def test_evaluation_takes_the_parts_of_a_step(tmp_path: Path, monkeypatch: pytes
     forward = TrainingModule.forward
 
     def counted(self: TrainingModule, lesson: Any, *more: Any) -> Tensor:
-        seen[self.training].append(lesson.batch.ids.numel())
+        seen[self.training].append(lesson.batch.inputs.ids.numel())
         return forward(self, lesson, *more)
 
     monkeypatch.setattr(TrainingModule, "forward", counted)

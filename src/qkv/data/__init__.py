@@ -23,22 +23,8 @@ from typing import TYPE_CHECKING, Any
 from qkv.data.cache.examples import EncodedExamples, InMemoryExamples
 from qkv.data.cache.token_cache import TokenCache, token_cache
 from qkv.data.encode.chat import EncodeChat
-from qkv.data.encode.encoders import EncodeAnswer, EncodeClass, EncodePair, EncodeTags, EncodeText, find_classes
-from qkv.data.objectives import (
-    IGNORE_INDEX,
-    CausalLMObjective,
-    ClassificationObjective,
-    ContrastiveObjective,
-    DenoisingObjective,
-    MaskedLMObjective,
-    NextSentenceObjective,
-    Objective,
-    QuestionAnsweringObjective,
-    Seq2SeqObjective,
-    SpanCorruptionObjective,
-    SpecialTokenTemplate,
-    TaggingObjective,
-)
+from qkv.data.encode.encoders import EncodeClass, EncodeText, find_classes
+from qkv.data.objectives import IGNORE_INDEX, Objective, SpecialTokenTemplate
 from qkv.data.problems import InvalidRecord, Problems
 from qkv.data.readers import DataFiles, read
 from qkv.data.records import FileLocation, Record
@@ -54,33 +40,20 @@ NEED_TORCH = {"Batch": "qkv.data.load.batch", "Loader": "qkv.data.load.loader"}
 __all__ = [
     "IGNORE_INDEX",
     "Batch",
-    "CausalLMObjective",
-    "ClassificationObjective",
-    "ContrastiveObjective",
     "DataFiles",
-    "DenoisingObjective",
-    "EncodeAnswer",
     "EncodeChat",
     "EncodeClass",
-    "EncodePair",
-    "EncodeTags",
     "EncodeText",
     "EncodedExamples",
     "FileLocation",
     "InMemoryExamples",
     "InvalidRecord",
     "Loader",
-    "MaskedLMObjective",
-    "NextSentenceObjective",
     "Objective",
     "Problems",
-    "QuestionAnsweringObjective",
     "Record",
-    "Seq2SeqObjective",
     "SequenceStream",
-    "SpanCorruptionObjective",
     "SpecialTokenTemplate",
-    "TaggingObjective",
     "TokenCache",
     "ValidationSplit",
     "find_classes",

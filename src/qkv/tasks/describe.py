@@ -11,15 +11,22 @@ from typing import Any
 
 import numpy as np
 
+from qkv.blocks.inputs import Inputs
 from qkv.data.load.batch import Batch
-from qkv.data.objectives import IGNORE_INDEX
+from qkv.data.objectives.base import Objective
 from qkv.data.stream.collate import collate
 from qkv.data.stream.sequences import SequenceStream
 from qkv.errors import UsageError
 from qkv.models.runtime.memory import free_memory
 from qkv.models.tables.summary import ModelSummary, summarise_model
 from qkv.progress import OnStage
-from qkv.tasks.prepare.memory import MemoryEstimate, choose_micro_batch, estimate_memory, labelled_fraction
+from qkv.tasks.prepare.memory import (
+    MemoryEstimate,
+    choose_micro_batch,
+    estimate_memory,
+    labelled_fraction,
+    longest_source,
+)
 from qkv.tasks.prepare.prepare import PreparedRun, prepare, uses_in_batch_negatives
 from qkv.text import Tokenizer
 from qkv.train.parallel.world import select_device
@@ -95,7 +102,7 @@ def describe_prepared(prepared: PreparedRun) -> Description:
         labels=config.head.labels,
         model_summary=summarise_model(config, max(stream.max_lengths)),
         memory=estimate_memory(
-            micro_batch, config, stream.max_lengths, labelled_fraction(batch), batch.source_max_document_length
+            micro_batch, config, stream.max_lengths, labelled_fraction(batch), longest_source(batch)
         ),
         vocab_size=prepared.tokenizer.vocab_size,
         records=sum(counts.records for counts in all_counts),
@@ -145,7 +152,7 @@ def _count_units_and_tokens(stream: SequenceStream) -> tuple[int, int, int, int]
 def first_batch(stream: SequenceStream) -> Batch:
     """The batch that training begins with."""
     plan, _ = next(stream.batch_plans())
-    return Batch.from_arrays(collate(stream, plan), stream.max_documents, plan.epoch)
+    return Batch.from_arrays(collate(stream, plan), stream, plan.epoch)
 
 
 def preview_examples(prepared: PreparedRun, batch: Batch, count: int = SHOWN_EXAMPLES) -> list[RecipeExample]:
@@ -155,42 +162,35 @@ def preview_examples(prepared: PreparedRun, batch: Batch, count: int = SHOWN_EXA
     examples = zip(batch.example_sequences, batch.example_ids, batch.example_epochs, strict=True)
     for sequence, number, epoch in islice(examples, count):
         seen[int(sequence)] += 1
-        parts = example_parts(
-            batch, prepared.tokenizer, int(sequence), seen[int(sequence)], prepared.config.head.labels
-        )
+        objective = prepared.train_data.objective_of(int(number))
+        position = int(sequence), seen[int(sequence)]
+        parts = example_parts(batch, objective, prepared.tokenizer, *position, prepared.config.head.labels)
         previews.append(RecipeExample(prepared.train_data.origin(int(number), int(epoch)), parts))
     return previews
 
 
 def example_parts(
-    batch: Batch, tokenizer: Tokenizer, sequence: int, document: int, labels: tuple[str, ...]
+    batch: Batch, objective: Objective, tokenizer: Tokenizer, sequence: int, document: int, classes: tuple[str, ...]
 ) -> dict[str, str]:
     """The parts of one example as text: document number `document` (from 1) of a sequence."""
 
-    def decode(ids: Any, side: Tokenizer) -> str:
+    def decode(ids: Any, side: Tokenizer = tokenizer.target) -> str:
         text = side.decode(ids, skip_special_tokens=False)
         return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "…"
 
-    parts = {}
-    if batch.source_ids is not None and batch.source_document_ids is not None:
-        is_source = batch.source_document_ids[sequence] == document
-        parts["source"] = decode(batch.source_ids[sequence][is_source], tokenizer)
-    is_here = batch.document_ids[sequence] == document
-    parts["input"] = decode(batch.ids[sequence][is_here], tokenizer.target)
-    if batch.labels is not None:
-        targets = [one for one in batch.labels[sequence][is_here].tolist() if one != IGNORE_INDEX]
-        parts["target"] = " ".join(labels[one] for one in targets) if labels else decode(targets, tokenizer.target)
-    if batch.class_labels is not None and (number := int(batch.class_labels[sequence, document - 1])) != IGNORE_INDEX:
-        names = labels or ("the second text follows the first", "it does not")
-        parts["class"] = names[number]
-    if batch.label_sets is not None:
-        chosen = batch.label_sets[sequence].view(batch.max_documents, -1)[document - 1]
-        parts["labels"] = ", ".join(name for name, value in zip(labels, chosen.tolist(), strict=True) if value == 1)
-    if batch.scores is not None:
-        parts["score"] = f"{float(batch.scores[sequence, document - 1]):g}"
-    if batch.span_starts is not None and batch.span_ends is not None:
-        first, last = int(batch.span_starts[sequence, document - 1]), int(batch.span_ends[sequence, document - 1])
-        has_answer = first > int(is_here.int().argmax())
-        answer = decode(batch.ids[sequence][first : last + 1], tokenizer)
-        parts["answer"] = answer if has_answer else "none in this window"
-    return parts
+    def find(inputs: Inputs) -> np.ndarray:
+        assert inputs.document_ids is not None
+        found: np.ndarray = np.flatnonzero(inputs.document_ids[sequence].numpy() == document)
+        return found
+
+    inputs, parts = batch.inputs, {}
+    if inputs.source is not None:
+        parts["source"] = decode(inputs.source.ids[sequence][find(inputs.source)], tokenizer)
+    positions = find(inputs)
+    ids = inputs.ids[sequence].numpy()[positions]
+    labels = {}
+    for label in batch.declared:
+        values = batch.labels[label.name][sequence].numpy()
+        values = values[positions] if label.per == "token" else values[document - 1]
+        labels[label.name] = values - positions[0] if label.is_position else values
+    return {**parts, "input": decode(ids), **objective.describe_labels(ids, labels, decode, classes)}

@@ -25,7 +25,7 @@ from qkv.data.stream.sequences import SequenceStream
 from qkv.models import Network
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.progress import OnProgress
-from qkv.train.loss.training_module import count_labels, make_labelled_batch
+from qkv.train.loss.training_module import make_labelled_batch
 from qkv.train.optim.averages import Ema
 from qkv.train.out_of_memory import is_out_of_memory, out_of_memory_error
 from qkv.train.parallel.shards import gather_network
@@ -250,8 +250,7 @@ class ValidationLoss:
             splits = max(splits, -(-data.batch_tokens // (PIECE_TOKENS * self.world.data_size)))
         self.pieces_per_batch = splits
         # Document labels need a second forward pass, because the module returns the sum of both losses.
-        optional = data.optional_fields
-        self.has_answers = not optional <= {"labels", "token_type_ids", "source"} or "labels" not in optional
+        self.has_answers = not data.labels or any(label.per == "document" for label in data.labels)
 
     def num_pieces(self) -> float:
         """Estimate the number of pieces in all of the data."""
@@ -308,7 +307,7 @@ class ValidationLoss:
         device = self.world.device
         one, zero = torch.ones((), device=device), torch.zeros((), device=device)
         labelled = make_labelled_batch(piece, device, self.stepper.label_multiple)
-        labels, answers = count_labels(piece)
+        labels, answers = piece.label_counts
         # A compiled module would be compiled again for evaluation, so a single process calls the uncompiled `forward`.
         forward = self.module.forward if self.world.size == 1 else self.module
         with self.stepper.autocast():

@@ -12,7 +12,7 @@ launches all kernels of the step.
 """
 
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from qkv.data.load.batch import Batch
 from qkv.data.stream.random_bits import hash64
-from qkv.train.loss.training_module import LabelledBatch, TrainingModule, count_labels, make_labelled_batch
+from qkv.train.loss.training_module import LabelledBatch, TrainingModule, make_labelled_batch
 from qkv.train.optim.optimizers import can_skip_update_on_device, optimizer_tensors, set_lr
 from qkv.train.parallel.world import World
 from qkv.train.recipe.schema import TrainSection
@@ -80,7 +80,7 @@ class Stepper:
         The loss is divided by the number of labels of all ranks, which takes an all-reduce. The same all-reduce also
         sums `stop` (1 if this rank wants to stop) and `seconds` (its run time); see `synced_stop_and_seconds`.
         """
-        synced = torch.tensor([*count_labels(batch), float(stop), seconds], dtype=torch.float64)
+        synced = torch.tensor([*batch.label_counts, float(stop), seconds], dtype=torch.float64)
         if self.world.size > 1:
             synced = self.world.sum_tensor(self.copy_to_device(synced), all_ranks=True)
         self.synced = synced
@@ -197,9 +197,12 @@ class Stepper:
         labelled = make_labelled_batch(batch, self.device, self.label_multiple)
         key = (
             *(tensor.shape for tensor in tensors_in(labelled)),
-            batch.max_documents,
-            batch.max_document_length,
-            batch.source_max_document_length,
+            batch.objective,
+            *(
+                (side.max_documents, side.max_document_length)
+                for side in (batch.inputs, batch.inputs.source)
+                if side is not None
+            ),
             batch.one_document_each,
             batch.unpadded,
             batch.source_unpadded,
@@ -261,15 +264,11 @@ def seed_step(seed: int, step: int, micro_batch: int, rank: int) -> None:
 
 def tensors_in(labelled: LabelledBatch) -> list[Tensor]:
     """Return all tensors of a batch, in a fixed order."""
-    batch = labelled.batch
-    values = [getattr(batch, field.name) for field in fields(batch)] + [labelled.positions, labelled.targets]
-    return [value for value in values if isinstance(value, Tensor)]
+    return [*labelled.batch.tensors, *(t for t in (labelled.positions, labelled.targets) if t is not None)]
 
 
 def clone_batch(labelled: LabelledBatch) -> LabelledBatch:
     """Return a copy of a batch, with copies of all tensors."""
-    batch = labelled.batch
-    values: dict[str, Any] = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    clones = {name: value.clone() for name, value in values.items() if isinstance(value, Tensor)}
     positions, targets = (None if t is None else t.clone() for t in (labelled.positions, labelled.targets))
-    return LabelledBatch(replace(batch, **clones), positions, targets)  # type: ignore[arg-type]
+    batch = labelled.batch.map_tensors(torch.clone)
+    return replace(labelled, batch=batch, positions=positions, targets=targets)

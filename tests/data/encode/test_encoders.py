@@ -8,8 +8,12 @@ from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.cache.token_cache import TokenCache
 from qkv.data.encode import chat
 from qkv.data.encode.chat import EncodeChat
-from qkv.data.encode.encoders import EncodeAnswer, EncodeClass, EncodePair, EncodeTags, EncodeText, find_classes
-from qkv.data.objectives import IGNORE_INDEX, CausalLMObjective
+from qkv.data.encode.encoders import EncodeClass, EncodeText, find_classes
+from qkv.data.objectives import IGNORE_INDEX
+from qkv.data.objectives.causal_lm import CausalLMObjective
+from qkv.data.objectives.question_answering import EncodeAnswer
+from qkv.data.objectives.seq2seq import EncodePair
+from qkv.data.objectives.tagging import EncodeTags
 from qkv.data.problems import InvalidRecord, Problems
 from qkv.data.stream.random_bits import EpochRng
 from qkv.data.stream.sequences import SequenceStream
@@ -55,7 +59,7 @@ def test_pairs_each_with_its_tokenizer():
     [
         ({"source": "a"}, "no field 'target'; known: source"),
         ({"source": "a", "targt": "b"}, "no field 'target'; did you mean 'targt'?"),
-        ({"source": 3, "target": "b"}, "the field 'source' must be str, not int"),
+        ({"source": 3, "target": "b"}, "the field 'source' must be a text, not a number"),
         ({"source": "", "target": "b"}, "the field 'source' has no tokens"),
         ({"source": "a", "target": "\ud800"}, "lone surrogate"),
     ],
@@ -84,7 +88,11 @@ def test_classes_and_scores():
     ("encode", "fields", "reason"),
     [
         (EncodeClass(MADE, label="kind", classes=("no", "yes")), {"text": "x", "kind": "yess"}, "did you mean 'yes'"),
-        (EncodeClass(MADE, label="kind", classes=("no", "yes")), {"text": "x", "kind": " "}, "the kind is empty"),
+        (
+            EncodeClass(MADE, label="kind", classes=("no", "yes")),
+            {"text": "x", "kind": " "},
+            "the field 'kind' is empty",
+        ),
         (EncodeClass(MADE, score="how"), {"text": "x", "how": "much"}, "the how 'much' is not a number"),
         (EncodeClass(MADE, score="how"), {"text": "x", "how": float("inf")}, "not a number"),
         (
@@ -102,13 +110,13 @@ def test_classes_and_scores():
         (
             EncodeAnswer(MADE),
             {"question": "q", "context": "abc", "answers": ["c"], "starts": ["2"]},
-            "the first answer must be a text and its start an integer, not 'c' and '2'",
+            "the field 'starts' has a wrong entry: number 0 must be an integer, not a text",
         ),
         (EncodeChat(MADE), {"messages": [{"role": "user", "content": "hi"}]}, "no message with the role 'assistant'"),
         (
             EncodeChat(MADE),
             {"messages": [{"from": "user", "value": "hi"}]},
-            "message 0 of 'messages' must be an object",
+            "the field 'messages' has a wrong entry: number 0 must be an object",
         ),
     ],
 )
@@ -206,7 +214,8 @@ def test_the_loss_falls_on_the_answers_only():
         CausalLMObjective(examples, MADE, max_length=128, loss_mask_field="answer", add_bos_eos=False), batch_tokens=128
     )
     pieces = rows.objectives[0].build(np.array([0]), rows.order.epoch_orders[0].rng(0))
-    said = pieces.labels[pieces.labels != IGNORE_INDEX].tolist()
+    labels = pieces.labels["tokens"]
+    said = labels[labels != IGNORE_INDEX].tolist()
     assert said == [*ids("Hi."), ROLES.eos, *ids("Bye."), ROLES.eos]
 
 

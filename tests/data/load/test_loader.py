@@ -15,13 +15,11 @@ from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.load.batch import Batch
 from qkv.data.load.loader import Loader
 from qkv.data.load.workers import WorkerError
-from qkv.data.objectives import (
-    IGNORE_INDEX,
-    CausalLMObjective,
-    ClassificationObjective,
-    MaskedLMObjective,
-    Seq2SeqObjective,
-)
+from qkv.data.objectives import IGNORE_INDEX
+from qkv.data.objectives.causal_lm import CausalLMObjective
+from qkv.data.objectives.classification import ClassificationObjective
+from qkv.data.objectives.masked_lm import MaskedLMObjective
+from qkv.data.objectives.seq2seq import Seq2SeqObjective
 from qkv.data.stream.sequences import SequenceStream
 from qkv.errors import QkvError, UsageError
 
@@ -40,7 +38,7 @@ def make_loader(examples, max_length=32) -> Loader:
 
 def contents(batches) -> list[tuple[list[list[int]], list[list[int]]]]:
     """Which examples, and their ids with all masks."""
-    return [(batch.examples, batch.ids.tolist()) for batch in batches]
+    return [(batch.examples, batch.inputs.ids.tolist()) for batch in batches]
 
 
 @pytest.fixture(scope="module")
@@ -240,53 +238,52 @@ def one_batch(name: str = "pairs") -> Batch:
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_batch_counts_what_it_holds(name):
     batch = one_batch(name)
-    tokens, positions = int((batch.document_ids > 0).sum()), batch.document_ids.numel()
-    if batch.source_document_ids is not None:
-        tokens += int((batch.source_document_ids > 0).sum())
-        positions += batch.source_document_ids.numel()
+    sides = [side.document_ids for side in (batch.inputs, batch.inputs.source) if side is not None]
+    tokens, positions = sum(int((ids > 0).sum()) for ids in sides), sum(ids.numel() for ids in sides)
     assert batch.num_tokens == tokens
     assert batch.padding_fraction == pytest.approx(1 - tokens / positions)
-    assert batch.num_labels == (0 if batch.labels is None else int((batch.labels != IGNORE_INDEX).sum()))
-    per_example = batch.class_labels if batch.class_labels is not None else batch.span_starts
-    assert batch.num_example_labels == (0 if per_example is None else int((per_example != IGNORE_INDEX).sum()))
+    labels = {name: int((values != IGNORE_INDEX).sum()) for name, values in batch.labels.items()}
+    per_document = [labels[name] for name in ("classes", "span_starts") if name in labels]
+    if not labels:
+        per_document = [len(batch.example_ids)]
+    assert batch.label_counts == (labels.get("tokens", 0), sum(per_document))
     assert sum(map(len, batch.examples)) == len(batch.example_ids)
-    assert batch.ids.dtype == batch.document_ids.dtype == torch.int64
-    assert int(batch.document_ids.max()) <= batch.max_documents
+    assert batch.inputs.ids.dtype == batch.inputs.document_ids.dtype == torch.int64
+    assert int(batch.inputs.document_ids.max()) <= batch.inputs.max_documents
 
 
 def test_labels_of_packed_examples_are_at_their_document():
     batch = one_batch("classify")
-    for labels, examples in zip(batch.class_labels, batch.examples, strict=True):
+    for labels, examples in zip(batch.labels["classes"], batch.examples, strict=True):
         assert labels[: len(examples)].tolist() == [example % 3 for example in examples]
         assert (labels[len(examples) :] == IGNORE_INDEX).all()
 
 
 def test_spans_are_positions_in_the_sequence():
     batch = one_batch("answers")
-    starts = 0
+    inputs, labels, starts = batch.inputs, batch.labels, 0
     for sequence, examples in enumerate(batch.examples):
         for index in range(len(examples)):
-            first, last = int(batch.span_starts[sequence, index]), int(batch.span_ends[sequence, index])
-            assert batch.document_ids[sequence, first] == batch.document_ids[sequence, last] == index + 1
-            starts += int(batch.positions[sequence, first]) > 0
+            first, last = (int(labels[name][sequence, index]) for name in ("span_starts", "span_ends"))
+            assert inputs.document_ids[sequence, first] == inputs.document_ids[sequence, last] == index + 1
+            starts += int(inputs.positions[sequence, first]) > 0
     assert starts > 2
 
 
 def test_micro_batches_are_the_batch():
     batch = one_batch()
     split = batch.split(3)
-    assert torch.equal(torch.cat([part.ids for part in split]), batch.ids)
+    assert torch.equal(torch.cat([part.inputs.ids for part in split]), batch.inputs.ids)
     assert [row for part in split for row in part.examples] == batch.examples
-    assert sum(part.num_labels for part in split) == batch.num_labels
+    assert sum(part.num_token_labels for part in split) == batch.num_token_labels
     assert sum(part.num_tokens for part in split) == batch.num_tokens
     assert len(batch.split(1000)) == batch.batch_size
 
 
 def test_a_batch_moves_whole():
     batch = one_batch().to("meta")
-    tensors = [value for value in vars(batch).values() if isinstance(value, torch.Tensor)]
-    assert len(tensors) == 7
-    assert all(tensor.device.type == "meta" for tensor in tensors)
+    assert len(batch.tensors) == 7
+    assert all(tensor.device.type == "meta" for tensor in batch.tensors)
     assert batch.num_tokens > 0
 
 
@@ -294,10 +291,10 @@ def test_scores_are_fractions_and_nan_where_there_are_none():
     scored = [{"first": [200] * (1 + i % 5), "score": [i / 4]} for i in range(9)]
     from_memory = ClassificationObjective(InMemoryExamples(scored), tokenizer(), max_length=24)
     batch = next(iter(Loader(SequenceStream(from_memory, batch_tokens=96, pool_size=9), epochs=1)))
-    for scores, examples in zip(batch.scores, batch.examples, strict=True):
+    for scores, examples in zip(batch.labels["scores"], batch.examples, strict=True):
         assert scores[: len(examples)].tolist() == [example / 4 for example in examples]
         assert scores[len(examples) :].isnan().all()
-    assert batch.num_example_labels == 9
+    assert batch.label_counts == (0, 9)
 
 
 def test_an_example_of_a_batch_can_be_named():
@@ -317,5 +314,6 @@ def test_pairs_from_a_loader_are_the_pairs_of_the_data():
     for batch in loader:
         for sequence, numbers in enumerate(batch.examples):
             for index, number in enumerate(numbers):
-                labels[number] = batch.labels[sequence][batch.document_ids[sequence] == index + 1].tolist()
+                is_here = batch.inputs.document_ids[sequence] == index + 1
+                labels[number] = batch.labels["tokens"][sequence][is_here].tolist()
     assert labels == {n: [*examples[n]["target"].tolist(), tokenizer().special_tokens.eos] for n in range(50)}

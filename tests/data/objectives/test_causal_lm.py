@@ -5,7 +5,8 @@ import pytest
 from synthetic_data import RAGGED, documents, parts, tokenizer
 
 from qkv.data.cache.examples import InMemoryExamples
-from qkv.data.objectives import IGNORE_INDEX, CausalLMObjective
+from qkv.data.objectives import IGNORE_INDEX
+from qkv.data.objectives.causal_lm import CausalLMObjective
 from qkv.data.stream.random_bits import EpochRng
 from qkv.text import Tokenizer
 
@@ -31,7 +32,7 @@ def test_documents_come_back_from_their_labels(length, shift):
     for number, size in enumerate(RAGGED):
         tokens = examples[number]["ids"].tolist()
         windows = found.get(number, [])
-        said = [label for _, part in windows for label in part["labels"]]
+        said = [label for _, part in windows for label in part["tokens"]]
         shown = [token for _, part in windows for token in part["ids"]]
         assert said == ([*tokens, ROLES.eos] if size else [])
         assert shown == ([ROLES.bos, *tokens] if size else [])
@@ -42,7 +43,7 @@ def test_without_special_tokens_the_first_token_is_only_shown():
     examples = InMemoryExamples([{"ids": [10, 11, 12]}, {"ids": [9]}])
     objective = CausalLMObjective(examples, plain, max_length=8)
     built = parts(objective.build(np.arange(objective.num_examples(EpochRng(0))), EpochRng(0)))
-    assert built == [{"ids": [10, 11], "labels": [11, 12]}]
+    assert built == [{"ids": [10, 11], "tokens": [11, 12]}]
     assert objective.counts.empty == 1  # a single token has nothing to predict, and that is counted
 
 
@@ -50,5 +51,5 @@ def test_only_marked_tokens_are_learnt():
     examples = InMemoryExamples([{"ids": [10, 11, 12, 13, 14], "answer": [0, 0, 1, 1, 0]}])
     objective = CausalLMObjective(examples, tokenizer(), max_length=3, loss_mask_field="answer", add_bos_eos=False)
     built = parts(objective.build(np.arange(2), EpochRng(0)))
-    assert built[0] == {"ids": [10, 11, 12], "labels": [IGNORE_INDEX, 12, 13]}
-    assert built[1] == {"ids": [13], "labels": [IGNORE_INDEX]}
+    assert built[0] == {"ids": [10, 11, 12], "tokens": [IGNORE_INDEX, 12, 13]}
+    assert built[1] == {"ids": [13], "tokens": [IGNORE_INDEX]}

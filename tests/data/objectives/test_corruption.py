@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_data import documents, marked_texts, parts, quick, tokenizer
 
-from qkv.data.objectives import DenoisingObjective, SpanCorruptionObjective
-from qkv.data.objectives.denoising import poisson_cdf_table
+from qkv.data.objectives.denoising import DenoisingObjective, poisson_cdf_table
+from qkv.data.objectives.span_corruption import SpanCorruptionObjective
 from qkv.data.stream.random_bits import EpochRng
 
 ROLES = tokenizer().special_tokens
@@ -24,7 +24,7 @@ def built(objective, draw=NOW):
 
 def check_teacher_forcing(part: dict, target: list[int]) -> None:
     assert part["ids"] == [ROLES.bos, *target]
-    assert part["labels"] == [*target, ROLES.eos]
+    assert part["tokens"] == [*target, ROLES.eos]
 
 
 # ---------------------------------------------------------------- span corruption
@@ -49,8 +49,8 @@ def test_source_and_target_restore_the_text(lengths, epoch, density):
         examples, tokenizer(), max_source_length=128, mask_prob=density, too_long="error"
     )
     for number, part in enumerate(built(objective, EpochRng(0, epoch))):
-        assert part["source_ids"][-1] == part["labels"][-1] == ROLES.eos
-        source, target = part["source_ids"][:-1], part["labels"][:-1]
+        assert part["source_ids"][-1] == part["tokens"][-1] == ROLES.eos
+        source, target = part["source_ids"][:-1], part["tokens"][:-1]
         check_teacher_forcing(part, target)
         assert restore_document(source, target, ROLES.sentinels) == examples[number]["ids"].tolist()
         for side in (source, target):
@@ -68,7 +68,7 @@ def test_the_amounts_are_those_of_t5():
     assert len(part["source_ids"]) == 512
     marks = sum(token in ROLES.sentinels for token in part["source_ids"])
     assert marks == 28
-    assert len(part["labels"]) - marks - 1 == 85  # 15 % of 568, in spans of 3.04 on average
+    assert len(part["tokens"]) - marks - 1 == 85  # 15 % of 568, in spans of 3.04 on average
 
 
 def test_no_span_is_favoured():
@@ -79,9 +79,9 @@ def test_no_span_is_favoured():
         kept, place = part["source_ids"][:-1], 0
         for token in kept:
             if token in ROLES.sentinels:
-                span = part["labels"].index(token) + 1
-                while part["labels"][span] not in ROLES.sentinels and part["labels"][span] != ROLES.eos:
-                    assert part["labels"][span] == tokens[place]
+                span = part["tokens"].index(token) + 1
+                while part["tokens"][span] not in ROLES.sentinels and part["tokens"][span] != ROLES.eos:
+                    assert part["tokens"][span] == tokens[place]
                     hidden[place] += 1
                     place, span = place + 1, span + 1
             else:

@@ -6,8 +6,9 @@ from synthetic_data import documents, marked_texts, parts, record, texts, token_
 
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.encode.encoders import EncodeText
-from qkv.data.objectives import IGNORE_INDEX, MaskedLMObjective, NextSentenceObjective
-from qkv.data.objectives.masked_lm import TokenMasking, choose_whole_words
+from qkv.data.objectives import IGNORE_INDEX
+from qkv.data.objectives.masked_lm import MaskedLMObjective, TokenMasking, choose_whole_words
+from qkv.data.objectives.next_sentence import NextSentenceObjective
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import UsageError
 
@@ -28,12 +29,12 @@ def test_labels_are_the_hidden_tokens_and_the_rest_is_shown():
         tokens = examples[number]["ids"].tolist()
         assert part["ids"][0] == ROLES.cls
         assert part["ids"][-1] == ROLES.sep
-        assert part["labels"][0] == part["labels"][-1] == IGNORE_INDEX
-        hidden = [place for place, label in enumerate(part["labels"][1:-1]) if label != IGNORE_INDEX]
+        assert part["tokens"][0] == part["tokens"][-1] == IGNORE_INDEX
+        hidden = [place for place, label in enumerate(part["tokens"][1:-1]) if label != IGNORE_INDEX]
         assert len(hidden) == max(1, int(0.15 * len(tokens) + 0.5))
         for place, token in enumerate(tokens):
             if place in hidden:
-                assert part["labels"][1 + place] == token
+                assert part["tokens"][1 + place] == token
             else:
                 assert part["ids"][1 + place] == token
 
@@ -74,7 +75,7 @@ def test_whole_words_are_hidden_whole():
     for number, part in enumerate(built(objective)):
         words = examples[number]["words"].tolist()
         by_word: dict[int, set[bool]] = {}
-        for word, label in zip(words, part["labels"][1:-1], strict=True):
+        for word, label in zip(words, part["tokens"][1:-1], strict=True):
             by_word.setdefault(word, set()).add(label != IGNORE_INDEX)
         assert all(len(fates) == 1 for fates in by_word.values())
         assert any(True in fates for fates in by_word.values())
@@ -85,7 +86,7 @@ def test_without_the_choice_words_are_torn():
     torn = 0
     for number, part in enumerate(built(MaskedLMObjective(examples, tokenizer(), max_length=300))):
         by_word: dict[int, set[bool]] = {}
-        for word, label in zip(examples[number]["words"].tolist(), part["labels"][1:-1], strict=True):
+        for word, label in zip(examples[number]["words"].tolist(), part["tokens"][1:-1], strict=True):
             by_word.setdefault(word, set()).add(label != IGNORE_INDEX)
         torn += sum(len(fates) == 2 for fates in by_word.values())
     assert torn > 50
@@ -109,7 +110,7 @@ def test_impossible_shares_are_refused(choice):
 
 
 def unmasked(part: dict) -> list[int]:
-    return [seen if label == IGNORE_INDEX else label for seen, label in zip(part["ids"], part["labels"], strict=True)]
+    return [seen if label == IGNORE_INDEX else label for seen, label in zip(part["ids"], part["tokens"], strict=True)]
 
 
 def next_sentence(length: int = 48) -> NextSentenceObjective:
@@ -141,15 +142,15 @@ def test_the_label_says_whether_the_second_part_follows():
         assert said[0] == ROLES.cls
         assert said[1 : 1 + one] == tokens[start : start + one]
         second = said[2 + one : -1]
-        found[part["class_ids"]] += 1
-        if part["class_ids"] == IGNORE_INDEX:
+        found[part["classes"]] += 1
+        if part["classes"] == IGNORE_INDEX:
             assert two == 0
             assert len(said) == one + 2
             assert set(part["token_type_ids"]) == {0}
         else:
             assert said[1 + one] == said[-1] == ROLES.sep
             follows = tokens[start + one : start + one + two]
-            assert (second == follows) == (part["class_ids"] == 0)
+            assert (second == follows) == (part["classes"] == 0)
             assert part["token_type_ids"] == [0] * (one + 2) + [1] * (len(second) + 1)
     assert found[0] > 5
     assert found[1] > 5
@@ -159,7 +160,7 @@ def test_about_half_are_exchanged():
     long = [record(text=" ".join(text * 4 for text in texts(9)[number % 9 :])) for number in range(40)]
     examples = InMemoryExamples.from_records(long, EncodeText(tokenizer(), sentences=True))
     objective = NextSentenceObjective(examples, tokenizer(), max_length=64)
-    classes = np.array([part["class_ids"] for epoch in range(2) for part in built(objective, EpochRng(0, epoch))])
+    classes = np.array([part["classes"] for epoch in range(2) for part in built(objective, EpochRng(0, epoch))])
     assert (classes == 1).sum() / (classes != IGNORE_INDEX).sum() == pytest.approx(0.5, abs=0.05)
 
 

@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 from synthetic_data import OBJECTIVES, documents, marked_texts, paired, parts, tokenizer
 
-from qkv.data.objectives import (
-    CausalLMObjective,
-    DenoisingObjective,
-    MaskedLMObjective,
-    NextSentenceObjective,
-    Seq2SeqObjective,
-    SpanCorruptionObjective,
-)
+from qkv.data.objectives.causal_lm import CausalLMObjective
+from qkv.data.objectives.denoising import DenoisingObjective
+from qkv.data.objectives.masked_lm import MaskedLMObjective
+from qkv.data.objectives.next_sentence import NextSentenceObjective
+from qkv.data.objectives.seq2seq import Seq2SeqObjective
+from qkv.data.objectives.span_corruption import SpanCorruptionObjective
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError, UsageError
 from qkv.text import Tokenizer
@@ -54,12 +52,12 @@ def test_outputs_are_what_is_built(name):
     objective = OBJECTIVES[name]()
     draw = EpochRng(0)
     pieces = objective.build(everything(objective, draw), draw)
-    made = {
-        field
-        for field in ("labels", "token_type_ids", "class_ids", "scores", "answer_spans")
-        if getattr(pieces, field) is not None
-    }
-    assert made | ({"source"} if pieces.source_ids is not None else set()) == objective.optional_fields
+    assert tuple(pieces.labels) == tuple(label.name for label in objective.labels)
+    assert (pieces.token_type_ids is not None) == objective.has_token_types
+    assert (pieces.source_ids is not None) == (len(objective.max_lengths) == 2)
+    for label in objective.labels:
+        count = pieces.lengths.sum() if label.per == "token" else len(pieces.lengths)
+        assert pieces.labels[label.name].shape == ((count, label.width) if label.width else (count,))
 
 
 @pytest.mark.parametrize("name", RANDOM)

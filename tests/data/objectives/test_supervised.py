@@ -5,15 +5,12 @@ import pytest
 from synthetic_data import PAIRS, labelled, paired, parts, questions, tagged, texts, tokenizer, tokens_to_char_span
 
 from qkv.data.cache.examples import InMemoryExamples
-from qkv.data.objectives import (
-    IGNORE_INDEX,
-    ClassificationObjective,
-    ContrastiveObjective,
-    QuestionAnsweringObjective,
-    Seq2SeqObjective,
-    SpecialTokenTemplate,
-    TaggingObjective,
-)
+from qkv.data.objectives import IGNORE_INDEX, SpecialTokenTemplate
+from qkv.data.objectives.classification import ClassificationObjective
+from qkv.data.objectives.contrastive import ContrastiveObjective
+from qkv.data.objectives.question_answering import QuestionAnsweringObjective
+from qkv.data.objectives.seq2seq import Seq2SeqObjective
+from qkv.data.objectives.tagging import TaggingObjective
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError, UsageError
 from qkv.text import Tokenizer
@@ -58,7 +55,7 @@ def test_teacher_forcing():
         source, target = (examples[number][field].tolist() for field in ("source", "target"))
         assert part["source_ids"] == [*source, ROLES.eos]
         assert part["ids"] == [ROLES.bos, *target]
-        assert part["labels"] == [*target, ROLES.eos]
+        assert part["tokens"] == [*target, ROLES.eos]
 
 
 def test_a_cut_target_is_not_taught_to_end():
@@ -66,10 +63,10 @@ def test_a_cut_target_is_not_taught_to_end():
     found = built(Seq2SeqObjective(examples, tokenizer(), max_length=5, max_source_length=6, too_long="truncate"))
     target = examples[0]["target"].tolist()
     assert found[0]["ids"] == [ROLES.bos, *target[:4]]
-    assert found[0]["labels"] == target[:5]
+    assert found[0]["tokens"] == target[:5]
     assert found[1]["source_ids"] == [*examples[1]["source"].tolist()[:5], ROLES.eos]
-    assert found[2]["labels"] == [*examples[2]["target"].tolist(), ROLES.eos]  # 4 tokens and the end: fits exactly
-    assert found[3]["labels"] == examples[3]["target"].tolist()  # 5 tokens fit, the end does not
+    assert found[2]["tokens"] == [*examples[2]["target"].tolist(), ROLES.eos]  # 4 tokens and the end: fits exactly
+    assert found[3]["tokens"] == examples[3]["target"].tolist()  # 5 tokens fit, the end does not
 
 
 def test_source_rows_take_the_proportions_of_the_data():
@@ -95,7 +92,7 @@ def test_two_texts_with_types_and_a_class():
         one, two = (examples[number][field].tolist() for field in ("first", "second"))
         assert part["ids"] == [ROLES.cls, *one, ROLES.sep, *two, ROLES.sep]
         assert part["token_type_ids"] == [0] * (len(one) + 2) + [1] * (len(two) + 1)
-        assert part["class_ids"] == number % 3
+        assert part["classes"] == number % 3
 
 
 def test_one_text_with_a_score():
@@ -123,9 +120,9 @@ def test_tags_stand_beside_their_tokens_and_survive_splitting():
     found: dict[int, list[int]] = {}
     record, _, _ = objective.windows.locate(np.arange(objective.num_examples(NOW)), NOW)
     for one, part in zip(record.tolist(), built(objective), strict=True):
-        assert part["labels"][0] == part["labels"][-1] == IGNORE_INDEX
-        assert [token % 5 for token in part["ids"][1:-1]] == part["labels"][1:-1]
-        found.setdefault(one, []).extend(part["labels"][1:-1])
+        assert part["tokens"][0] == part["tokens"][-1] == IGNORE_INDEX
+        assert [token % 5 for token in part["ids"][1:-1]] == part["tokens"][1:-1]
+        found.setdefault(one, []).extend(part["tokens"][1:-1])
     assert [found[one] for one in range(len(examples))] == [
         examples[one]["tags"].tolist() for one in range(len(examples))
     ]
@@ -154,7 +151,7 @@ def test_windows_overlap_cover_the_passage_and_point_at_the_answer():
         assert part["token_type_ids"] == [0] * (len(asked) + 2) + [1] * (end - begin + 1)
         assert begin == max(0, reached.get(one, 8) - 8), "consecutive windows share 8 tokens"
         reached[one] = end
-        start, stop = part["answer_spans"]
+        start, stop = part["span_starts"], part["span_ends"]
         if answer[0] >= begin and answer[1] < end and answer[0] >= 0:
             assert part["ids"][start : stop + 1] == context[answer[0] : answer[1] + 1]
             pointed[one] = pointed.get(one, 0) + 1
@@ -180,7 +177,7 @@ def test_an_answer_span_gives_the_answer_s_characters_back():
 def test_places_in_rows_are_characters_of_the_context():
     objective, contexts = answers(), texts(12)
     windows = np.arange(objective.num_examples(NOW))
-    spans = objective.build(windows, NOW).answer_spans
+    spans = np.stack(list(objective.build(windows, NOW).labels.values()), axis=1)
     record, characters = objective.character_spans(windows, spans)
     found = 0
     for one, (begin, end), span in zip(record.tolist(), characters.tolist(), spans.tolist(), strict=True):

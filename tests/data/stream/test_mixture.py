@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_data import documents, quick, tokenizer
 
-from qkv.data.objectives import CausalLMObjective
+from qkv.data.objectives.causal_lm import CausalLMObjective
 from qkv.data.stream.mixture import MixtureOrder, mixture_fractions
 from qkv.data.stream.sequences import SequenceStream
 from qkv.errors import QkvError, UsageError

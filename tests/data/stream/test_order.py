@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_data import documents, quick, tokenizer
 
-from qkv.data.objectives import CausalLMObjective
+from qkv.data.objectives.causal_lm import CausalLMObjective
 from qkv.data.stream.order import EpochOrder, Permutation, SingleDatasetOrder
 from qkv.data.stream.random_bits import hash64
 

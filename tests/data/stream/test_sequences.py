@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from synthetic_data import OBJECTIVES, RAGGED, documents, paired, parts, quick, tokenizer
 
 from qkv.data.load.loader import Loader
-from qkv.data.objectives import IGNORE_INDEX, CausalLMObjective, Seq2SeqObjective
+from qkv.data.objectives import IGNORE_INDEX
+from qkv.data.objectives.causal_lm import CausalLMObjective
+from qkv.data.objectives.seq2seq import Seq2SeqObjective
 from qkv.data.stream.collate import collate
 from qkv.data.stream.random_bits import EpochRng
 from qkv.data.stream.sequences import FIRST_CURSOR, SequenceStream, StreamCursor
@@ -116,7 +118,7 @@ def test_no_micro_batch_has_more_than_its_tokens(world_size, batch_size, layout,
     num_parts = stream.num_micro_batches(max_tokens, world_size)
     for rank in range(world_size):
         for batch in islice(Loader(stream, rank=rank, world_size=world_size), 4):
-            length = batch.ids.shape[1]
+            length = batch.inputs.ids.shape[1]
             largest = max(part.batch_size for part in batch.split(num_parts))
             assert largest * length <= max(max_tokens, length), "a sequence is never split"
 
@@ -186,7 +188,7 @@ def collate_slowly(stream: SequenceStream, plan) -> dict[str, np.ndarray]:
         shape = (plan.num_sequences, length)
         arrays[f"{prefix}ids"] = np.full(shape, stream.pad_token_id)
         arrays[f"{prefix}document_ids"], arrays[f"{prefix}positions"] = np.zeros(shape, int), np.zeros(shape, int)
-    arrays["labels"] = np.full(arrays["ids"].shape, IGNORE_INDEX)
+    arrays["labels.tokens"] = np.full(arrays["ids"].shape, IGNORE_INDEX)
     for entry, (epoch, example) in enumerate(refs_of(plan)):
         dataset = int(plan.refs.dataset[entry])
         rng = stream.order.epoch_orders[dataset].rng(epoch)
@@ -197,8 +199,8 @@ def collate_slowly(stream: SequenceStream, plan) -> dict[str, np.ndarray]:
                 assert arrays[f"{prefix}document_ids"][at] == 0
                 arrays[f"{prefix}ids"][at], arrays[f"{prefix}positions"][at] = token, position
                 arrays[f"{prefix}document_ids"][at] = plan.document[entry]
-                if side == 0 and "labels" in built:
-                    arrays["labels"][at] = built["labels"][position]
+                if side == 0 and "tokens" in built:
+                    arrays["labels.tokens"][at] = built["tokens"][position]
     return arrays
 
 
@@ -238,9 +240,9 @@ def test_no_label_is_predicted_from_another_document():
             document = [*examples[int(record[entry])]["ids"].tolist(), eos]
             for token in tokens:
                 after = int(first[entry]) + int(arrays["positions"][sequence, token])
-                assert arrays["labels"][sequence, token] == document[after]
+                assert arrays["labels.tokens"][sequence, token] == document[after]
             edges += tokens[-1] + 1 < 32 and arrays["document_ids"][sequence, tokens[-1] + 1] > 0
-        assert (arrays["labels"][arrays["document_ids"] == 0] == IGNORE_INDEX).all()
+        assert (arrays["labels.tokens"][arrays["document_ids"] == 0] == IGNORE_INDEX).all()
     assert edges > 5  # there are adjacent documents here, so there was something to cross
 
 
@@ -253,7 +255,7 @@ def test_shifting_a_packed_sequence_would_cross_documents():
     naive = np.where(arrays["document_ids"][:, 1:] > 0, arrays["ids"][:, 1:], IGNORE_INDEX)
     meeting = (arrays["document_ids"][:, 1:] != arrays["document_ids"][:, :-1]) & (arrays["document_ids"][:, 1:] > 0)
     assert meeting.sum() >= 5
-    assert (naive[meeting] != arrays["labels"][:, :-1][meeting]).all()
+    assert (naive[meeting] != arrays["labels.tokens"][:, :-1][meeting]).all()
 
 
 def test_source_and_target_of_a_pair_have_the_same_document_id():
@@ -265,7 +267,7 @@ def test_source_and_target_of_a_pair_have_the_same_document_id():
     for plan, _ in islice(stream.batch_plans(), 3):
         arrays = collate(stream, plan)
         for example, sequence, document in zip(plan.refs.example, plan.sequence, plan.document, strict=True):
-            target = arrays["labels"][sequence][arrays["document_ids"][sequence] == document].tolist()
+            target = arrays["labels.tokens"][sequence][arrays["document_ids"][sequence] == document].tolist()
             source = arrays["source_ids"][sequence][arrays["source_document_ids"][sequence] == document].tolist()
             assert target == [*examples[int(example)]["target"].tolist(), eos]
             assert source == [*examples[int(example)]["source"].tolist(), eos]

@@ -10,7 +10,8 @@ import pytest
 from synthetic_data import tokenizer
 
 from qkv.data.cache.examples import InMemoryExamples
-from qkv.data.objectives import CausalLMObjective, Seq2SeqObjective
+from qkv.data.objectives.causal_lm import CausalLMObjective
+from qkv.data.objectives.seq2seq import Seq2SeqObjective
 from qkv.data.stream.sequences import SequenceStream
 
 SHARED = Path(os.environ.get("QKV_SHARED", Path(__file__).parents[4] / "shared"))

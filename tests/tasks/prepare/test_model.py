@@ -337,7 +337,9 @@ def test_a_decoder_begins_in_training_as_it_will_when_it_is_run(folder: Path, tm
     for kind in ("denoising", "seq2seq"):
         prepared = prepare(sample_recipe(folder, kind, model={"from_": str(tmp_path / "bart"), "overrides": {}}))
         batch = next(iter(Loader(prepared.train_data)))
-        assert int(batch.ids[0, 0]) == prepared.config.decoder_start_token_id == first.tokenizer.special_tokens.eos
+        assert (
+            int(batch.inputs.ids[0, 0]) == prepared.config.decoder_start_token_id == first.tokenizer.special_tokens.eos
+        )
 
 
 def test_long_rows_of_short_texts_need_few_positions(folder: Path) -> None:

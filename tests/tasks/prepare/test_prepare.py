@@ -15,7 +15,7 @@ from qkv.errors import QkvError, UsageError
 from qkv.tasks.prepare.prepare import PreparedRun, prepare
 from qkv.tasks.train import in_batch_negative_notes
 from qkv.text import Tokenizer
-from qkv.train.loss.training_module import TrainingModule, count_labels, make_labelled_batch
+from qkv.train.loss.training_module import TrainingModule, make_labelled_batch
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loss_of(prepared: PreparedRun, rows: Any) -> torch.Tensor:
     """The loss of a fresh network on the first batch of some rows."""
     batch = next(iter(Loader(rows, epochs=1)))
-    labels, answers = count_labels(batch)
+    labels, answers = batch.label_counts
     learner = TrainingModule(prepared.build_network(), prepared.recipe.objective)
     share = torch.tensor(1 / max(labels, 1)), torch.tensor(1 / max(answers, 1))
     loss: torch.Tensor = learner(make_labelled_batch(batch, torch.device("cpu")), *share)
@@ -92,15 +92,15 @@ def test_every_objective_is_prepared_and_can_be_learnt_from(folder: Path, kind: 
 def test_the_objectives_own_keys_reach_it(folder: Path, kind: Any, more: dict[str, Any]) -> None:
     usual, changed = (prepare(sample_recipe(folder, kind, objective=keys)) for keys in ({}, more))
     one, other = (next(iter(Loader(prepared.train_data))) for prepared in (usual, changed))
-    same = one.ids.shape == other.ids.shape and bool((one.ids == other.ids).all())
+    same = torch.equal(one.inputs.ids, other.inputs.ids)
     assert not same or kind in (
         "question_answering",
         "tagging",
     )  # whose passages and words here are too short to differ
     if kind == "tagging":
-        assert other.num_labels >= one.num_labels
+        assert other.num_token_labels >= one.num_token_labels
     if kind == "masked_lm":
-        assert other.num_labels > 1.5 * one.num_labels
+        assert other.num_token_labels > 1.5 * one.num_token_labels
 
 
 def test_fields_are_found_by_the_names_that_people_give_them(folder: Path) -> None:
@@ -235,7 +235,7 @@ def test_the_same_recipe_gives_the_same_again_from_what_was_kept(folder: Path, m
     assert again.tokenizer.fingerprint == first.tokenizer.fingerprint
     assert again.train_data.invariants() == first.train_data.invariants()
     one, other = (next(iter(Loader(prepared.train_data))) for prepared in (first, again))
-    assert bool((one.ids == other.ids).all())
+    assert bool((one.inputs.ids == other.inputs.ids).all())
     for (_, a), (_, b) in zip(
         first.build_network().named_parameters(), again.build_network().named_parameters(), strict=True
     ):
@@ -283,10 +283,12 @@ def test_a_tokenizer_from_a_file(folder: Path, tmp_path: Path) -> None:
 def test_special_tokens_and_frames_suit_the_objective(folder: Path) -> None:
     pairs = prepare(sample_recipe(folder, "seq2seq"))
     batch = next(iter(Loader(pairs.train_data)))
-    source = batch.source_ids[0][batch.source_document_ids[0] == 1].tolist()  # type: ignore[index]
+    sources = batch.inputs.source
+    assert sources is not None
+    source = sources.ids[0][sources.document_ids[0] == 1].tolist()  # type: ignore[index]
     text = pairs.tokenizer.decode(source)
     assert source == pairs.tokenizer.encode(text)  # exactly what the model is given when it is run
-    assert pairs.config.decoder_start_token_id == pairs.tokenizer.special_tokens.bos == int(batch.ids[0, 0])
+    assert pairs.config.decoder_start_token_id == pairs.tokenizer.special_tokens.bos == int(batch.inputs.ids[0, 0])
     free = prepare(sample_recipe(folder, "causal_lm", objective={"add_bos_eos": False}))
     assert (free.config.decoder_start_token_id, free.config.eos_token_ids) == (None, ())
     assert free.tokenizer.encode("a") == free.tokenizer.encode("a", add_special_tokens=False)

@@ -8,7 +8,7 @@ import torch
 from task_models import encoder, model, parts_of, records, seq2seq_tokenizer, stack
 
 import qkv
-from qkv.data import EncodeTags
+from qkv.data.objectives.tagging import EncodeTags
 from qkv.errors import QkvError, UsageError
 from qkv.tasks.evaluate import evaluate, main_metric
 from qkv.tasks.run import answer, classify, embed, fill, tag

@@ -25,7 +25,7 @@ def test_logits_at_labels_are_those_of_all_positions(family: str, token_types: i
     lengths = np.array([5, 3, 7])
     ids, kinds = random.integers(1, 30, 15), random.integers(0, 2, 15)
     labels = np.where(random.random(15) < 0.4, ids, IGNORE_INDEX)
-    laid = ExampleBatches(network, FlatExamples(lengths, ids, labels, token_type_ids=kinds), pad_token_id=0)
+    laid = ExampleBatches(network, FlatExamples(lengths, ids, {"tokens": labels}, token_type_ids=kinds), pad_token_id=0)
     seen: list[int] = []
     blocks = (network.encoder if family == "encoder" else network.decoder).blocks
     blocks[-1].ffn.register_forward_hook(lambda _, __, out: seen.append(out.numel() // out.shape[-1]))

@@ -22,7 +22,6 @@ from qkv.train.loss.fused_cross_entropy import fused_cross_entropy
 from qkv.train.loss.training_module import (
     DENSE_THRESHOLD,
     TrainingModule,
-    count_labels,
     find_labelled_positions,
     make_labelled_batch,
 )
@@ -33,7 +32,7 @@ ONE = torch.ones((), dtype=torch.float64)
 
 
 def loss_of(learner: TrainingModule, batches: list[Batch], round_to: int = 1) -> torch.Tensor:
-    labels, answers = (sum(counts) for counts in zip(*map(count_labels, batches), strict=True))
+    labels, answers = (sum(counts) for counts in zip(*(batch.label_counts for batch in batches), strict=True))
     shares = [
         learner(make_labelled_batch(batch, CPU, round_to), ONE / max(labels, 1), ONE / max(answers, 1))
         for batch in batches
@@ -73,7 +72,7 @@ def test_micro_batches_add_up_to_the_batch(name: str) -> None:
 def test_averages_of_averages_would_be_found() -> None:
     learner = TrainingModule(network(*CASES["next token"]), ObjectiveSection())
     parts = a_batch("next token", 3000).split(2)
-    counts = [count_labels(part)[0] for part in parts]
+    counts = [part.num_token_labels for part in parts]
     assert counts[0] != counts[1]
     wrong = sum(float(loss_of(learner, [part]).detach()) for part in parts) / len(parts)
     assert wrong != pytest.approx(float(loss_of(learner, parts).detach()), rel=1e-9)
@@ -111,9 +110,9 @@ def test_the_last_block_works_for_the_places_that_are_read(name: str, monkeypatc
     monkeypatch.setattr(module, "MAX_PADDING_RATIO", 2.0)  # its rows are short
     few = [loss_of(learner, [batch]).detach(), *gradient_of(learner, [batch])]
     assert len(asked) == (0 if name == "tags" else 2)  # every place of a text has a tag
-    monkeypatch.setattr(TrainingModule, "selected_positions", lambda *_: None)
+    learner.can_select = False
     all_ = [loss_of(learner, [batch]).detach(), *gradient_of(learner, [batch])]
-    assert seen[0] < DENSE_THRESHOLD * seen[2] == DENSE_THRESHOLD * batch.ids.numel()
+    assert seen[0] < DENSE_THRESHOLD * seen[2] == DENSE_THRESHOLD * batch.inputs.ids.numel()
     assert len(few) == len(all_)
     for one, other in zip(few, all_, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-14)
@@ -149,9 +148,8 @@ def test_classes_are_read_where_the_head_reads_them(pool: str) -> None:
     head = HeadConfig(kind="classify", outputs=5, pool=pool)
     learner = TrainingModule(network("encoder", head), ObjectiveSection()).train()
     batch = a_batch("classify", 3000)
-    x, place = learner.hidden_states(batch)
-    logits = learner.network.head(x, place, batch.max_documents).flatten(0, 1)
-    wanted = F.cross_entropy(logits, batch.class_labels.flatten(), ignore_index=IGNORE_INDEX)
+    logits = learner.network(batch.inputs).flatten(0, 1)
+    wanted = F.cross_entropy(logits, batch.labels["classes"].flatten(), ignore_index=IGNORE_INDEX)
     torch.testing.assert_close(loss_of(learner, [batch]), wanted, rtol=1e-10, atol=0, check_dtype=False)
 
 
@@ -162,16 +160,15 @@ def test_padding_changes_neither_loss_nor_gradient(name: str, smoothing: float) 
     learner = TrainingModule(network(*CASES[name]), ObjectiveSection(label_smoothing=smoothing)).train()
     batch = a_batch(name)
 
-    def padded(tensor: torch.Tensor | None, value: int) -> torch.Tensor | None:
-        return None if tensor is None else F.pad(tensor, (0, 9), value=value)
-
     longer = replace(
         batch,
-        ids=padded(batch.ids, 7),
-        document_ids=padded(batch.document_ids, 0),
-        positions=padded(batch.positions, 0),
-        labels=padded(batch.labels, IGNORE_INDEX),
-        token_type_ids=padded(batch.token_type_ids, 0),
+        inputs=replace(
+            batch.inputs,
+            ids=F.pad(batch.inputs.ids, (0, 9), value=7),
+            document_ids=F.pad(batch.inputs.document_ids, (0, 9)),
+            positions=F.pad(batch.inputs.positions, (0, 9)),
+        ),
+        labels={"tokens": F.pad(batch.labels["tokens"], (0, 9), value=IGNORE_INDEX)},
     )
     torch.testing.assert_close(loss_of(learner, [batch]), loss_of(learner, [longer]), rtol=1e-12, atol=0)
     for one, other in zip(gradient_of(learner, [batch]), gradient_of(learner, [longer]), strict=True):
@@ -182,9 +179,8 @@ def test_padding_changes_neither_loss_nor_gradient(name: str, smoothing: float) 
 def test_the_loss_is_the_cross_entropy_of_all_logits_written_out(name: str) -> None:
     learner = TrainingModule(network(*CASES[name]), ObjectiveSection(label_smoothing=0.2)).train()
     batch = a_batch(name)
-    x, place = learner.hidden_states(batch)
-    logits = learner.network.head(x, place).flatten(0, 1)
-    labels = batch.labels.flatten()
+    logits = learner.network(batch.inputs).flatten(0, 1)
+    labels = batch.labels["tokens"].flatten()
     known = labels != IGNORE_INDEX
     likely = logits[known].log_softmax(-1)
     right = likely.gather(1, labels[known][:, None])[:, 0]
@@ -200,8 +196,8 @@ def test_logits_are_made_for_labelled_places_only(monkeypatch: pytest.MonkeyPatc
         module, "fused_cross_entropy", lambda x, *more: sizes.append(len(x)) or fused_cross_entropy(x, *more)
     )
     loss_of(learner, [batch])
-    assert sizes == [batch.num_labels]
-    assert batch.num_labels < batch.ids.numel() / 4
+    assert sizes == [batch.num_token_labels]
+    assert batch.num_token_labels < batch.inputs.ids.numel() / 4
 
 
 def test_rounding_up_the_places_changes_nothing() -> None:
@@ -218,7 +214,7 @@ def test_large_vocabularies_are_read_in_parts_with_the_same_result(
     """By the fused loss, or where the output is no plain matrix by making the logits again in the backward pass."""
     learner = TrainingModule(network(*CASES["pairs"]), ObjectiveSection(label_smoothing=0.1))
     batch = a_batch("pairs")
-    assert batch.num_labels > 200
+    assert batch.num_token_labels > 200
     whole = gradient_of(learner, [batch])
     sizes: list[int] = []
     linear = F.linear
@@ -230,7 +226,7 @@ def test_large_vocabularies_are_read_in_parts_with_the_same_result(
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
     assert sizes
     assert max(sizes) <= 100
-    assert sum(sizes) == batch.num_labels * (1 if plain else 2)  # nothing twice
+    assert sum(sizes) == batch.num_token_labels * (1 if plain else 2)  # nothing twice
 
 
 def test_evaluation_is_not_smoothed() -> None:
@@ -247,12 +243,13 @@ def test_an_answer_is_chosen_within_its_own_text() -> None:
     batch = a_batch("answers", 2000)
     row = int(np.argmax([len(examples) for examples in batch.examples]))
     assert len(batch.examples[row]) > 1
-    only = torch.full_like(batch.span_starts, IGNORE_INDEX)
-    starts, ends = only.clone(), only.clone()
-    starts[row, 0], ends[row, 0] = batch.span_starts[row, 0], batch.span_ends[row, 0]
-    asked = replace(batch, span_starts=starts, span_ends=ends)
-    other = replace(asked, ids=torch.where(batch.document_ids == 2, 9, batch.ids))
-    assert not torch.equal(asked.ids[row], other.ids[row])
+    only = {name: torch.full_like(values, IGNORE_INDEX) for name, values in batch.labels.items()}
+    for name, values in batch.labels.items():
+        only[name][row, 0] = values[row, 0]
+    asked = replace(batch, labels=only)
+    ids = torch.where(batch.inputs.document_ids == 2, 9, batch.inputs.ids)
+    other = replace(asked, inputs=replace(batch.inputs, ids=ids))
+    assert not torch.equal(asked.inputs.ids[row], ids[row])
     torch.testing.assert_close(
         learner(make_labelled_batch(asked, CPU), ONE, ONE),
         learner(make_labelled_batch(other, CPU), ONE, ONE),
@@ -264,9 +261,7 @@ def test_an_answer_is_chosen_within_its_own_text() -> None:
 def test_contrast_falls_when_partners_are_alike() -> None:
     learner = TrainingModule(network(*CASES["contrast"]), ObjectiveSection())
     batch = a_batch("contrast")
-    same = replace(
-        batch, source_ids=batch.ids, source_document_ids=batch.document_ids, source_positions=batch.positions
-    )
+    same = replace(batch, inputs=replace(batch.inputs, source=batch.inputs))
     assert float(loss_of(learner, [same]).detach()) < float(loss_of(learner, [batch]).detach())
 
 
@@ -293,7 +288,7 @@ def test_rows_of_one_text_each_take_the_plain_way_to_the_same_gradient() -> None
 
 def cut_to_shortest(batch: Batch) -> Batch:
     """The same with sources as short as the shortest."""
-    assert batch.source_document_ids is not None
-    shortest = int((batch.source_document_ids > 0).sum(1).min())
-    names = ("source_ids", "source_document_ids", "source_positions")
-    return replace(batch, source_unpadded=True, **{name: getattr(batch, name)[:, :shortest] for name in names})
+    source = batch.inputs.source
+    assert source is not None
+    shortest = int((source.document_ids > 0).sum(1).min())
+    return replace(batch, source_unpadded=True, inputs=replace(batch.inputs, source=source.columns(0, shortest)))

@@ -18,7 +18,7 @@ from fault_runs import changed, log_of, newest, tiny, train, written
 from synthetic_data import documents, tokenizer
 
 from qkv import load
-from qkv.data.objectives import CausalLMObjective
+from qkv.data.objectives.causal_lm import CausalLMObjective
 from qkv.data.stream.sequences import SequenceStream
 from qkv.models import Network
 from qkv.tasks.prepare.prepare import prepare

@@ -9,7 +9,8 @@ The loss covers the tokens of an answer and the token that ends it. Special toke
 text.
 """
 
-from qkv.data.encode.encoders import EncodedFields, encode_fingerprint, encode_or_error, get_field
+from qkv.data.encode.encoders import EncodedFields, encode_fingerprint, encode_or_error
+from qkv.data.modalities import get_field
 from qkv.data.objectives.base import require_token
 from qkv.data.problems import InvalidRecord
 from qkv.data.records import Record
@@ -55,15 +56,7 @@ class EncodeChat:
         ]
 
     def _find_messages(self, record: Record) -> list[Message]:
-        found: list[Message] = get_field(record, self.messages, list)
-        for number, message in enumerate(found):
-            if not isinstance(message, dict) or not all(
-                isinstance(message.get(key), str) for key in ("role", "content")
-            ):
-                raise InvalidRecord(
-                    f"message {number} of {self.messages!r} must be an object with the texts 'role' and 'content'",
-                    "wrong type",
-                )
+        found: list[Message] = get_field(record, self.messages, "messages")
         if all(message["role"] != ASSISTANT for message in found):
             raise InvalidRecord(f"the chat has no message with the role {ASSISTANT!r} to learn from", "no answer")
         return found

@@ -9,12 +9,11 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from math import isfinite
 from typing import Any, TypeVar
 
-from qkv.data.encode.align import char_span_to_tokens, first_nonspace_character, sentence_starts, word_indices
-from qkv.data.labels import LABEL_TYPES, label_text
-from qkv.data.objectives.base import IGNORE_INDEX, check_choice
+from qkv.data.encode.align import sentence_starts, word_indices
+from qkv.data.labels import label_text
+from qkv.data.modalities import get_field, parse_number
 from qkv.data.problems import InvalidRecord
 from qkv.data.records import Record
 from qkv.errors import QkvError, UsageError, suggest_name
@@ -29,17 +28,6 @@ def encode_fingerprint(name: str, tokenizer: Tokenizer, *choices: Any) -> str:
     """A hash of everything that the encoded integers depend on, except the record."""
     settings = json.dumps([VERSION, name, tokenizer.fingerprint, *choices], sort_keys=True)
     return hashlib.sha256(settings.encode()).hexdigest()[:32]
-
-
-def get_field(record: Record, name: str, types: type | tuple[type, ...] = str) -> Any:
-    """Return a field of a record; raises `InvalidRecord` if the field is missing or has another type."""
-    if name not in record.fields:
-        raise InvalidRecord(f"no field {name!r}; {suggest_name(name, record.fields)}", "missing field")
-    value, allowed = record.fields[name], types if isinstance(types, tuple) else (types,)
-    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
-        expected = " or ".join(one.__name__ for one in allowed)
-        raise InvalidRecord(f"the field {name!r} must be {expected}, not {type(value).__name__}", "wrong type")
-    return value
 
 
 def tokenize_batch(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int] | InvalidRecord]:
@@ -109,26 +97,6 @@ class EncodeTexts:
         return results
 
 
-class EncodePair(EncodeTexts):
-    """Encodes pairs of texts as `source` and `target`."""
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        source: str = "source",
-        target: str = "target",
-        *,
-        source_tokenizer: Tokenizer | None = None,
-    ):
-        self.source_tokenizer = source_tokenizer or tokenizer
-        fields = {"source": source, "target": target}
-        super().__init__("pair", tokenizer, fields, source, target, self.source_tokenizer.fingerprint)
-
-    def tokenizer_for(self, field: str) -> Tokenizer:
-        """The tokenizer of the source for `source`, else that of the target."""
-        return self.source_tokenizer if field == "source" else self.tokenizer
-
-
 class EncodeClass(EncodeTexts):
     """Encodes one or two texts as `first` (and `second`), with `label`, `labels`, `score` or none (contrastive pairs).
 
@@ -166,12 +134,12 @@ class EncodeClass(EncodeTexts):
 
     def other_fields(self, record: Record) -> EncodedFields:
         """The id of the label, the ids of all labels, or the score."""
-        if self.label and self.multi_label:
-            value = get_field(record, self.label, (list, *LABEL_TYPES))
-            labels = value if isinstance(value, list) else [value]
+        if self.label and self.multi_label and isinstance(record.fields.get(self.label), list):
+            labels = get_field(record, self.label, "tags")
             return {"labels": sorted({self.find_class(label_text(one, self.label)) for one in labels})}
         if self.label:
-            return {"label": self.find_class(label_text(get_field(record, self.label, LABEL_TYPES), self.label))}
+            found = self.find_class(label_text(get_field(record, self.label, "label"), self.label))
+            return {"labels": [found]} if self.multi_label else {"label": found}
         return {"score": parse_number(record, self.score) / self.max_score} if self.score else {}
 
     def find_class(self, name: str) -> int:
@@ -182,18 +150,6 @@ class EncodeClass(EncodeTexts):
             hint = suggest_name(name, self.classes[:50])
             raise InvalidRecord(f"the {self.label} {name!r} is not one of the classes; {hint}", "unknown class")
         return self.class_ids[name]
-
-
-def parse_number(record: Record, name: str) -> float:
-    """Read a field that is a number, or a text that contains a number."""
-    value = get_field(record, name, (int, float, str))
-    try:
-        number = float(value)
-    except ValueError:
-        number = float("nan")
-    if not isfinite(number):
-        raise InvalidRecord(f"the {name} {value!r} is not a number", "not a number")
-    return number
 
 
 def find_classes(records: Iterable[Record], name: str) -> tuple[str, ...]:
@@ -253,107 +209,3 @@ class EncodeText(EncodeTexts):
         if self.sentences:
             example["sentences"] = sentence_starts(text, offsets)
         return example
-
-
-class EncodeTags(EncodeOneByOne):
-    """Encodes words with tags as `ids`, and `tags` with the class of each token. Words are joined by spaces.
-
-    `label_subwords="first"` puts the tag of a word on its first token; the loss ignores its other tokens. With `"all"`,
-    every token gets the tag of its word. If the tag is `B-X`, the later tokens get `I-X`, if that class exists.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        words: str = "tokens",
-        tags: str = "tags",
-        *,
-        classes: Sequence[str],
-        label_subwords: str = "first",
-    ):
-        check_choice("label_subwords", label_subwords, ("first", "all"))
-        self.tokenizer = tokenizer
-        self.words, self.tags, self.label_subwords = words, tags, label_subwords
-        self.classes = tuple(classes)
-        self.class_ids = {name: class_id for class_id, name in enumerate(self.classes)}
-        self.continuation_tags = [  # class id → class id for the later tokens of a word
-            self.class_ids.get("I-" + name[2:], class_id) if name.startswith("B-") else class_id
-            for name, class_id in self.class_ids.items()
-        ]
-        self.fields = ("ids", "tags")
-        self.fingerprint = encode_fingerprint("tags", tokenizer, words, tags, self.classes, label_subwords)
-
-    def encode_one(self, record: Record) -> EncodedFields:
-        """Encode one sentence."""
-        words = get_field(record, self.words, list)
-        tags = [label_text(tag, "tag") for tag in get_field(record, self.tags, list)]
-        if len(words) != len(tags):
-            raise InvalidRecord(
-                f"the field {self.words!r} has {len(words)} entries, but {self.tags!r} has {len(tags)}", "uneven lists"
-            )
-        unknown = [tag for tag in tags if tag not in self.class_ids]
-        if unknown:
-            hint = suggest_name(unknown[0], self.classes[:50])
-            raise InvalidRecord(f"the tag {unknown[0]!r} is not one of the classes; {hint}", "unknown class")
-        text = " ".join(map(str, words))
-        ids, offsets = self.tokenizer.encode_with_offsets(text)
-        word_at = [index for index, word in enumerate(words) for _ in range(len(str(word)) + 1)]  # + 1 for the space
-        labels, previous_word = [], -1
-        for offset in offsets:
-            character = first_nonspace_character(text, offset)
-            word = word_at[character]
-            label = self.class_ids[tags[word]]
-            if text[character : character + 1].isspace() or (word == previous_word and self.label_subwords == "first"):
-                label = IGNORE_INDEX
-            elif word == previous_word:
-                label = self.continuation_tags[label]
-            labels.append(label)
-            previous_word = word if label != IGNORE_INDEX else previous_word
-        return {"ids": ids, "tags": labels}
-
-
-class EncodeAnswer(EncodeOneByOne):
-    """Encodes questions about a context, as in SQuAD.
-
-    The fields are `question` and `context` (token ids), `begins` and `ends` (the characters of each context token),
-    and `answer` (the first and last token of the first answer, or −1, −1 if there is none).
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        question: str = "question",
-        context: str = "context",
-        answers: str = "answers",
-        starts: str = "starts",
-    ):
-        self.tokenizer = tokenizer
-        self.record_fields = (question, context, answers, starts)
-        self.fields = ("question", "context", "begins", "ends", "answer")
-        self.fingerprint = encode_fingerprint("answer", tokenizer, *self.record_fields)
-
-    def encode_one(self, record: Record) -> EncodedFields:
-        """Encode one question."""
-        types = (str, str, list, list)
-        question, context, answers, starts = map(get_field, [record] * 4, self.record_fields, types)
-        ids, offsets = self.tokenizer.encode_with_offsets(context)
-        span: tuple[int, int] | None = (-1, -1)
-        if answers:
-            if len(starts) != len(answers):
-                raise InvalidRecord(f"there are {len(answers)} answers, but {len(starts)} starts", "uneven lists")
-            text, start = answers[0], starts[0]
-            if not isinstance(text, str) or type(start) is not int:
-                raise InvalidRecord(
-                    f"the first answer must be a text and its start an integer, not {text!r} and {start!r}",
-                    "wrong type",
-                )
-            span = char_span_to_tokens(offsets, start, start + len(text))
-            if span is None:
-                raise InvalidRecord(f"no token of the context overlaps the answer {text!r}", "misplaced answer")
-        return {
-            "question": self.tokenizer.encode(question, add_special_tokens=False),
-            "context": ids,
-            "begins": [begin for begin, _ in offsets],
-            "ends": [end for _, end in offsets],
-            "answer": list(span or ()),
-        }

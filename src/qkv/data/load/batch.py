@@ -3,17 +3,18 @@
 B is the batch size, T and S the target and source length, E the maximum number of examples in a sequence.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.objectives import IGNORE_INDEX
-from qkv.data.stream.collate import BatchArrays
+from qkv.blocks.inputs import Inputs, Payload
+from qkv.data.objectives.base import TOKEN_LABELS, Label
+from qkv.data.stream.collate import EXAMPLE_ARRAYS, BatchArrays
+from qkv.data.stream.sequences import SequenceStream
 
 KERNEL_BLOCK_TOKENS = 128
 """Maximum document lengths are rounded up to at least this, the block size of attention kernels."""
@@ -21,88 +22,91 @@ KERNEL_BLOCK_TOKENS = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """B sequences with up to E = `max_documents` examples in each. Integers are int64.
+    """B sequences with up to E examples in each. Integers are int64.
 
-    Tensors that the objective does not use are None. `document_ids` number the examples of a sequence from 1; 0 is
-    padding. `positions` start at 0 in each example. `labels` are labels of tokens. Labels of examples have the shape
-    (B, E): `class_labels`, `scores`, or `span_starts` and `span_ends`. Where there is nothing to learn, a label is
-    `IGNORE_INDEX` and a score is NaN.
+    In `inputs`, the document ids number the examples of a sequence from 1 (0 is padding), positions start at 0 in each
+    example, and E is `max_documents`. `labels` are (B, T, …) for tokens and (B, E, …) for documents. Where there is
+    nothing to learn, an integer label is `IGNORE_INDEX`, and a float is NaN.
     """
 
-    ids: Tensor  # (B, T)
-    document_ids: Tensor  # (B, T)
-    positions: Tensor  # (B, T)
-    labels: Tensor | None = None  # (B, T)
-    token_type_ids: Tensor | None = None  # (B, T)
-    source_ids: Tensor | None = None  # (B, S)
-    source_document_ids: Tensor | None = None  # (B, S)
-    source_positions: Tensor | None = None  # (B, S)
-    class_labels: Tensor | None = None  # (B, E)
-    label_sets: Tensor | None = None  # (B, E·V) 1 for each label of a document that may have several, else 0
-    scores: Tensor | None = None  # (B, E) float32
-    span_starts: Tensor | None = None  # (B, E) positions in the sequence
-    span_ends: Tensor | None = None  # (B, E)
-
-    max_documents: int
+    objective: str  # the row in the table of objectives, which has the loss
+    inputs: Inputs
+    labels: Mapping[str, Tensor]  # by the names in `declared`
+    declared: tuple[Label, ...]
     epoch: int
-    max_document_length: int = 0  # an upper bound in tokens, rounded up so that it seldom changes
-    source_max_document_length: int = 0
     one_document_each: bool = False  # whether each sequence has exactly one document
     unpadded: bool = False  # whether one_document_each holds and there is no padding
     source_unpadded: bool = False  # the same as `unpadded`, for the source
     # Counts stay on the CPU, so that reading them never waits for a device.
     tokens_per_sequence: np.ndarray  # (B,) source and target together
-    labels_per_sequence: np.ndarray  # (B,) the number of token labels other than IGNORE_INDEX
-    example_labels_per_sequence: np.ndarray  # (B,) the number of classes, scores or spans to learn
+    token_labels_per_sequence: np.ndarray  # (B,) the number of labels of tokens
+    document_labels_per_sequence: np.ndarray  # (B,) the number of labels of documents
     example_ids: np.ndarray  # (n,)
     example_sequences: np.ndarray  # (n,) the index of each example's sequence
     example_epochs: np.ndarray  # (n,) the epoch of each example's dataset
 
     @classmethod
-    def from_arrays(cls, arrays: BatchArrays, max_documents: int, epoch: int) -> "Batch":
+    def from_arrays(cls, arrays: BatchArrays, stream: SequenceStream, epoch: int) -> "Batch":
         """A batch from the arrays that `collate` made."""
-
-        def count_labels(name: str) -> np.ndarray:
-            values = arrays.get(name, np.full((len(arrays["ids"]), 1), IGNORE_INDEX))
-            counts: np.ndarray = np.count_nonzero(np.isfinite(values) & (values != IGNORE_INDEX), axis=1)
-            return counts
-
-        converted: dict[str, Any] = {}
-        for name, values in arrays.items():
+        tensors = {
             # a copy, because workers reuse their memory
-            copy = values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
-            converted[name] = torch.from_numpy(copy) if copy.ndim == 2 else copy
+            name: torch.from_numpy(values.astype(np.float32 if values.dtype.kind == "f" else np.int64))
+            for name, values in arrays.items()
+            if not name.startswith("example_")
+        }
+
+        def make_inputs(prefix: str, source: Inputs | None = None) -> Inputs:
+            return Inputs(
+                tensors[f"{prefix}ids"],
+                document_ids=tensors[f"{prefix}document_ids"],
+                positions=tensors[f"{prefix}positions"],
+                token_type_ids=tensors.get(f"{prefix}token_type_ids"),
+                source=source,
+                max_documents=stream.max_documents,
+                max_document_length=rounded_max_length(arrays[f"{prefix}positions"]),
+            )
+
         tokens = np.count_nonzero(arrays["document_ids"], axis=1)
-        if "source_document_ids" in arrays:
+        has_source = "source_ids" in arrays
+        if has_source:
             tokens = tokens + np.count_nonzero(arrays["source_document_ids"], axis=1)
         sequences = arrays["example_sequences"]
+        counts = {"token": np.zeros_like(tokens), "document": np.zeros_like(tokens)}
+        for label in stream.labels:
+            if label.is_counted:
+                counts[label.per] = counts[label.per] + label.count(arrays[f"labels.{label.name}"])
+        if not stream.labels:
+            counts["document"] = np.bincount(sequences, minlength=len(tokens))
         one_each = len(sequences) == len(tokens) and len(np.unique(sequences)) == len(tokens)
         return cls(
-            **converted,
-            max_documents=max_documents,
+            objective=stream.objective,
+            inputs=make_inputs("", make_inputs("source_") if has_source else None),
+            labels={label.name: tensors[f"labels.{label.name}"] for label in stream.labels},
+            declared=stream.labels,
             epoch=epoch,
-            max_document_length=rounded_max_length(arrays, "positions"),
-            source_max_document_length=rounded_max_length(arrays, "source_positions"),
             one_document_each=one_each,
-            unpadded=one_each and _has_no_padding(arrays, "document_ids"),
-            source_unpadded=one_each and _has_no_padding(arrays, "source_document_ids"),
+            unpadded=one_each and bool((arrays["document_ids"] > 0).all()),
+            source_unpadded=one_each and has_source and bool((arrays["source_document_ids"] > 0).all()),
             tokens_per_sequence=tokens,
-            labels_per_sequence=count_labels("labels"),
-            example_labels_per_sequence=count_labels("class_labels")
-            + count_labels("label_sets") * max_documents // arrays.get("label_sets", np.zeros((1, 1))).shape[1]
-            + count_labels("scores")
-            + count_labels("span_starts"),
+            token_labels_per_sequence=counts["token"],
+            document_labels_per_sequence=counts["document"],
+            **{name: arrays[name].astype(np.int64) for name in EXAMPLE_ARRAYS},
         )
 
     @property
     def batch_size(self) -> int:
         """The number of sequences."""
-        return self.ids.shape[0]
+        return self.inputs.batch_size
+
+    @property
+    def token_labels(self) -> Tensor | None:
+        """The class of each token (B, T), if the objective declares it."""
+        return self.labels.get(TOKEN_LABELS.name)
 
     @property
     def has_document_labels(self) -> bool:
-        """Whether documents have a class, a set of labels or a score to learn."""
-        return any(values is not None for values in (self.class_labels, self.label_sets, self.scores))
+        """Whether documents have labels, such as a class."""
+        return any(label.per == "document" for label in self.declared)
 
     @property
     def examples(self) -> list[list[int]]:
@@ -118,28 +122,45 @@ class Batch:
         return int(self.tokens_per_sequence.sum())
 
     @property
-    def num_labels(self) -> int:
-        """The number of token labels other than `IGNORE_INDEX`. The loss is divided by it."""
-        return int(self.labels_per_sequence.sum())
+    def num_token_labels(self) -> int:
+        """The number of labels of tokens."""
+        return int(self.token_labels_per_sequence.sum())
 
     @property
-    def num_example_labels(self) -> int:
-        """The number of examples with a class, a score or a span to learn."""
-        return int(self.example_labels_per_sequence.sum())
+    def num_document_labels(self) -> int:
+        """The number of labels of documents; if the objective declares no labels, the number of documents."""
+        return int(self.document_labels_per_sequence.sum())
+
+    @property
+    def label_counts(self) -> tuple[int, int]:
+        """The numbers of labels of tokens and of documents. The two sums of the loss are divided by them."""
+        return self.num_token_labels, self.num_document_labels
 
     @property
     def padding_fraction(self) -> float:
         """The fraction of positions that are padding."""
-        positions = self.ids.numel() + (0 if self.source_ids is None else self.source_ids.numel())
+        positions = self.inputs.ids.numel() + (0 if self.inputs.source is None else self.inputs.source.ids.numel())
         return 1 - self.num_tokens / positions
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors, in a fixed order."""
+        found: list[Tensor] = []
+        self.map_tensors(lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+        return found
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """The same batch on a device."""
-        return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "Batch":
         """The same batch in page-locked memory, which can be copied to a GPU asynchronously."""
-        return self._map_tensors(lambda tensor: tensor.pin_memory())
+        return self.map_tensors(lambda tensor: tensor.pin_memory())
+
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        """The batch with `function` of each tensor."""
+        labels = {name: function(tensor) for name, tensor in self.labels.items()}
+        return replace(self, inputs=map_inputs(self.inputs, function), labels=labels)
 
     def split(self, num_parts: int) -> list["Batch"]:
         """Split the sequences evenly into `num_parts` micro-batches, or fewer if there are fewer sequences."""
@@ -149,32 +170,36 @@ class Batch:
     def _slice(self, first: int, last: int) -> "Batch":
         mine = (self.example_sequences >= first) & (self.example_sequences < last)
         return replace(
-            self._map_tensors(lambda tensor: tensor[first:last]),
+            self,
+            inputs=self.inputs[first:last],
+            labels={name: tensor[first:last] for name, tensor in self.labels.items()},
             tokens_per_sequence=self.tokens_per_sequence[first:last],
-            labels_per_sequence=self.labels_per_sequence[first:last],
-            example_labels_per_sequence=self.example_labels_per_sequence[first:last],
+            token_labels_per_sequence=self.token_labels_per_sequence[first:last],
+            document_labels_per_sequence=self.document_labels_per_sequence[first:last],
             example_ids=self.example_ids[mine],
             example_sequences=self.example_sequences[mine] - first,
             example_epochs=self.example_epochs[mine],
         )
 
-    def _map_tensors(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        values = ((field.name, getattr(self, field.name)) for field in fields(self))
-        changed: dict[str, Any] = {name: function(value) for name, value in values if isinstance(value, Tensor)}
-        return replace(self, **changed)
+
+def map_inputs(inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
+    """The inputs with `function` of each tensor, including payloads and the source."""
+
+    def apply(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else function(tensor)
+
+    return replace(
+        inputs,
+        ids=function(inputs.ids),
+        document_ids=apply(inputs.document_ids),
+        positions=apply(inputs.positions),
+        token_type_ids=apply(inputs.token_type_ids),
+        payloads={name: Payload(*map(function, payload)) for name, payload in inputs.payloads.items()},
+        source=None if inputs.source is None else map_inputs(inputs.source, function),
+    )
 
 
-def _has_no_padding(arrays: BatchArrays, name: str) -> bool:
-    return name in arrays and bool((arrays[name] > 0).all())
-
-
-def rounded_max_length(arrays: BatchArrays, name: str) -> int:
-    """The maximum document length, rounded up to a power of two and limited to the sequence length.
-
-    `name` is the array of positions. Returns 0 if the batch has no such array.
-    """
-    if name not in arrays:
-        return 0
-    positions = arrays[name]
+def rounded_max_length(positions: np.ndarray) -> int:
+    """The maximum document length, rounded up to a power of two and limited to the sequence length."""
     longest = int(positions.max(initial=0)) + 1
     return int(min(max(KERNEL_BLOCK_TOKENS, 1 << (longest - 1).bit_length()), positions.shape[1]))

@@ -63,7 +63,7 @@ class Loader:
         try:
             for header, arrays in self.workers or self._worker_batches(0, 1):
                 self.cursor = StreamCursor(*header["cursor"])
-                yield Batch.from_arrays(arrays, self.stream.max_documents, header["epoch"])
+                yield Batch.from_arrays(arrays, self.stream, header["epoch"])
         finally:
             self.close()
 
@@ -119,12 +119,16 @@ class Loader:
 def max_batch_bytes(stream: SequenceStream, world_size: int) -> int:
     """An upper bound on the bytes of a batch.
 
-    A batch has at most five int32 arrays over all positions and seven int64 arrays over all examples.
+    A batch has int32 or float32 arrays over all positions (ids, document ids, positions, token types, labels), labels
+    of documents, and three int64 arrays over all examples.
     """
+    widths = {"token": 4, "document": 6}  # numbers of 4 bytes for each position, and for each example
+    for label in stream.labels:
+        widths[label.per] += max(label.width, 1)
     sequence = sum(stream.max_lengths)
     positions = max(stream.batch_tokens, sequence) // world_size + sequence
     if stream.layout == "packed":
         examples = stream.max_documents * (stream.sequences_per_batch // world_size + 1)
     else:
         examples = positions
-    return 4 * 5 * positions + 8 * 7 * examples + 2**16
+    return 4 * (widths["token"] * positions + widths["document"] * examples) + 2**16

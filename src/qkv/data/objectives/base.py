@@ -5,9 +5,9 @@ Packing needs only the lengths of the examples. Their tokens are read when a bat
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,24 +22,53 @@ IGNORE_INDEX = -100  # the label of a position that the loss ignores
 TooLongPolicy = Literal["error", "skip", "truncate", "split"]
 
 
+@dataclass(frozen=True)
+class Label:
+    """A kind of label that the examples of an objective have. The loss is divided by the number of labels.
+
+    A label belongs to a token, or to a document, which is an example in a sequence. Where there is nothing to learn, an
+    integer is `IGNORE_INDEX`, and a float is NaN.
+    """
+
+    name: str
+    per: Literal["token", "document"]
+    dtype: Literal["int32", "float32"] = "int32"
+    width: int = 0  # the label is a vector with this number of values; 0: it is one number
+    is_position: bool = False  # a position in the example; in a batch, the position in the sequence
+    is_counted: bool = True  # False if another label of the same token or document is counted
+    counts_values: bool = False  # the label is a sequence of up to `width` labels, and each of them is counted
+
+    @property
+    def fill_value(self) -> float:
+        """The value where there is no label."""
+        return IGNORE_INDEX if self.dtype == "int32" else float("nan")
+
+    def count(self, values: np.ndarray) -> IntArray:
+        """The number of labels in each sequence of a batch: (B, T or E, …) → (B,)."""
+        is_label = np.isfinite(values) & (values != self.fill_value)
+        if self.width and not self.counts_values:
+            is_label = is_label.any(axis=-1)
+        counts: IntArray = is_label.reshape(len(values), -1).sum(axis=1)
+        return counts
+
+
+TOKEN_LABELS = Label("tokens", "token")
+"""The class of each token: the id to predict, or its tag. Logits are computed only where there is a label."""
+
+
 @dataclass
 class FlatExamples:
     """n training examples. Each field is concatenated over the examples. `source_…` is the input of an encoder.
 
-    `labels[i]` is the token id to predict at `ids[i]`, or `IGNORE_INDEX`. An example may also have a class, a score, or
-    the span of an answer: its first and last position, counted from the start of the example.
+    `labels` has the labels that the objective declares: (sum of lengths, …) for tokens, (n, …) for documents.
     """
 
     lengths: IntArray  # (n,)
     ids: IntArray  # (sum of lengths,)
-    labels: IntArray | None = None  # (sum of lengths,)
+    labels: Mapping[str, np.ndarray] = field(default_factory=dict)
     token_type_ids: IntArray | None = None  # (sum of lengths,) 0 for the first text, 1 for the second in BERT
     source_lengths: IntArray | None = None  # (n,)
     source_ids: IntArray | None = None  # (sum of source_lengths,)
-    class_ids: IntArray | None = None  # (n,)
-    label_sets: IntArray | None = None  # (n, V) 1 for each label of an example that may have several, else 0
-    scores: np.ndarray | None = None  # (n,) float32
-    answer_spans: IntArray | None = None  # (n, 2)
 
 
 @dataclass
@@ -80,8 +109,10 @@ class ExampleCounts:
 class Objective(ABC):
     """Turns encoded records into training examples. A subclass sets the attributes that are declared here."""
 
+    name: str  # of its row in the table of objectives, in which the loss is found
     max_lengths: tuple[int, ...]  # the maximum length: (max_length,), or (max_length, max_source_length)
-    optional_fields: frozenset[str]  # the optional fields that `build` sets; "source" stands for both source fields
+    labels: tuple[Label, ...] = (TOKEN_LABELS,)  # what the examples are labelled with; empty: each example counts
+    has_token_types: bool = False
     counts: ExampleCounts
 
     def __init__(self, examples: EncodedExamples, tokenizer: Tokenizer, *fields: str):
@@ -101,6 +132,12 @@ class Objective(ABC):
     @abstractmethod
     def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
         """Build the examples. It is never called with an example that is left out."""
+
+    def describe_labels(
+        self, ids: IntArray, labels: Mapping[str, np.ndarray], decode: Callable[[Any], str], classes: Sequence[str]
+    ) -> dict[str, str]:
+        """The labels of one example as texts, for `--dry-run`. Positions are counted from the start of the example."""
+        return {"target": decode(labels["tokens"][labels["tokens"] != IGNORE_INDEX])}
 
     @abstractmethod
     def origin(self, example: int, rng: EpochRng) -> str:

@@ -4,11 +4,16 @@ A document is a sequence of BOS, its tokens and EOS. A long document is cut into
 predicted exactly once in an epoch. Chats are trained in the same way, with a loss mask that selects the answers.
 """
 
+from typing import Any
+
 import numpy as np
 
 from qkv.data.cache.examples import EncodedExamples
+from qkv.data.cache.writer import RecordEncoder
+from qkv.data.encode.chat import EncodeChat
 from qkv.data.objectives.base import IGNORE_INDEX, FlatExamples, TooLongPolicy, check_length
-from qkv.data.objectives.windows import WindowObjective
+from qkv.data.objectives.table import ANY_LENGTH, TEXT_FIELD, ObjectiveSetup, ObjectiveSpec, RecordField, RequiredTokens
+from qkv.data.objectives.windows import WindowObjective, encode_documents
 from qkv.data.ragged import IntArray, ragged_index, ragged_starts
 from qkv.data.stream.random_bits import EpochRng
 from qkv.text import Tokenizer
@@ -21,7 +26,7 @@ class CausalLMObjective(WindowObjective):
     `add_bos_eos` puts the BOS token (EOS if there is none) before each document and EOS after it.
     """
 
-    optional_fields = frozenset({"labels"})
+    name = "causal_lm"
 
     def __init__(
         self,
@@ -60,7 +65,7 @@ class CausalLMObjective(WindowObjective):
             ones = (1,) * len(self.bos), (1,) * len(self.eos)
             loss_mask = slice_with_bos_eos(self.examples, self.loss_mask_field, record, first, count + 1, *ones)
             labels = np.where(loss_mask[inputs + 1] != 0, labels, IGNORE_INDEX)
-        return FlatExamples(lengths=count, ids=tokens[inputs], labels=labels)
+        return FlatExamples(count, tokens[inputs], {"tokens": labels})
 
 
 def slice_with_bos_eos(
@@ -88,3 +93,46 @@ def slice_with_bos_eos(
     if bos:
         flat[slice_start[start == 0]] = bos[0]
     return flat
+
+
+def special_tokens(options: Any) -> RequiredTokens:
+    """BOS and EOS. With `add_bos_eos = false` neither, because the model would never learn to generate them."""
+    return RequiredTokens(("pad", "bos", "eos"), "bos") if options.add_bos_eos else RequiredTokens(("pad",))
+
+
+def make_encoder(setup: ObjectiveSetup) -> RecordEncoder:
+    """The encoder of chats if the records have messages, else of documents."""
+    return EncodeChat(setup.tokenizer) if "messages" in setup.fields else encode_documents(setup)
+
+
+def make_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> CausalLMObjective:
+    """Documents or chats. In a chat only the answers are predicted, and the template already adds special tokens."""
+    is_chat = "messages" in setup.fields
+    options: dict[str, Any] = {"add_bos_eos": setup.options.add_bos_eos}
+    if is_chat:
+        options = {"add_bos_eos": False, "loss_mask_field": "answer"}
+    return CausalLMObjective(encoded, setup.tokenizer, **setup.window_kwargs, **options)
+
+
+SPEC = ObjectiveSpec(
+    name="causal_lm",
+    families=("decoder",),
+    head="lm",
+    fields=(
+        RecordField("text", TEXT_FIELD.column_names, optional=True),
+        RecordField("messages", ("conversation", "conversations", "turns", "chat"), "messages", optional=True),
+        # A chat of one question and its answer; the records that are encoded have `messages`.
+        RecordField("instruction", ("prompt", "question"), optional=True),
+        RecordField("input", ("context",), optional=True, only_with="instruction", is_sparse=True),
+        RecordField("response", ("output", "completion", "answer"), only_with="instruction"),
+    ),
+    alternatives=("text", "messages", "instruction"),
+    reads_documents=True,
+    required_tokens=special_tokens,
+    too_long_policies=ANY_LENGTH,
+    options=("random_offset", "add_bos_eos", "label_smoothing"),
+    make_encoder=make_encoder,
+    make_examples=make_examples,
+    task="language",
+    metrics={"": ("loss", "perplexity", "bits_per_character", "bits_per_byte")},
+)

@@ -1,17 +1,27 @@
 """Classification of one or two texts: a class, any number of labels, or a score such as the similarity of texts."""
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 from qkv.data.cache.examples import EncodedExamples
-from qkv.data.objectives.base import FlatExamples, TooLongPolicy, check_length
+from qkv.data.cache.writer import RecordEncoder
+from qkv.data.encode.encoders import EncodeClass
+from qkv.data.objectives.base import IGNORE_INDEX, FlatExamples, Label, TooLongPolicy, check_length
+from qkv.data.objectives.loss import ForwardPass, LossSums
+from qkv.data.objectives.record_objective import RecordObjective
+from qkv.data.objectives.table import WHOLE, ObjectiveSetup, ObjectiveSpec, RecordField, bert_tokens
 from qkv.data.objectives.template import SpecialTokenTemplate
-from qkv.data.objectives.whole_records import RecordObjective
 from qkv.data.ragged import IntArray
 from qkv.data.stream.random_bits import EpochRng
 from qkv.text import Tokenizer
 
-TARGETS = {"score": "scores", "labels": "label_sets", "label": "class_ids"}
-"""The field of the records → the field of `FlatExamples`."""
+if TYPE_CHECKING:
+    from qkv.blocks.config import HeadConfig
+
+TARGETS = {"score": "scores", "labels": "label_sets", "label": "classes"}
+"""The encoded field → the label of the document."""
 
 
 class ClassificationObjective(RecordObjective):
@@ -19,6 +29,8 @@ class ClassificationObjective(RecordObjective):
 
     If two texts together are too long, the longer one is truncated first.
     """
+
+    name = "classification"
 
     def __init__(
         self,
@@ -38,8 +50,8 @@ class ClassificationObjective(RecordObjective):
         self.num_special_tokens = self.template.num_special_tokens(self.is_pair)
         check_length("max_length", max_length, self.num_special_tokens + 2)
         self.max_lengths = (max_length,)
-        target = TARGETS[self.target_field]
-        self.optional_fields = frozenset({target, "token_type_ids"} if self.is_pair else {target})
+        self.has_token_types = self.is_pair
+        self.labels = (make_label(TARGETS[self.target_field], num_classes),)
         self.count_records()
 
     def required_lengths(self, examples: IntArray | slice) -> IntArray:
@@ -64,8 +76,19 @@ class ClassificationObjective(RecordObjective):
             lengths,
             ids,
             token_type_ids=self.template.token_type_ids(one, two) if self.is_pair else None,
-            **{TARGETS[self.target_field]: target},
+            labels={TARGETS[self.target_field]: target},
         )
+
+    def describe_labels(
+        self, ids: IntArray, labels: Mapping[str, np.ndarray], decode: Callable[[Any], str], classes: Sequence[str]
+    ) -> dict[str, str]:
+        """The class, the names of all labels, or the score."""
+        if "scores" in labels:
+            return {"score": f"{float(labels['scores']):g}"}
+        if "label_sets" in labels:
+            chosen = zip(classes, labels["label_sets"].tolist(), strict=True)
+            return {"labels": ", ".join(name for name, value in chosen if value == 1)}
+        return {"class": classes[int(labels["classes"])]}
 
     def _text_lengths(self, examples: IntArray | slice) -> tuple[IntArray, IntArray]:
         """The lengths of both texts; the second length is 0 if there is only one text."""
@@ -86,3 +109,85 @@ def truncate_pair(one: IntArray, two: IntArray, max_total: int | IntArray) -> tu
     half = max_total // 2
     kept_one = np.where(two <= half, np.minimum(one, max_total - two), np.minimum(one, max_total - half))
     return kept_one, np.minimum(two, max_total - kept_one)
+
+
+def make_label(name: str, num_classes: int) -> Label:
+    """The declaration of one kind of label: `classes`, `label_sets` or `scores`."""
+    return Label(name, "document", "float32" if name == "scores" else "int32", num_classes * (name == "label_sets"))
+
+
+def labels_for_head(head: "HeadConfig") -> tuple[Label, ...]:
+    """A head with one output learns scores; a head with several learns a class, or for each label yes or no."""
+    name = "scores" if head.outputs == 1 else "label_sets" if head.multi_label else "classes"
+    return (make_label(name, head.outputs),)
+
+
+def class_loss(run: ForwardPass) -> LossSums:
+    """The cross-entropy of classes, the binary cross-entropy of each label, or the squared error of scores."""
+    out = run.document_outputs()  # (B, E, V)
+    if "scores" in run.labels:
+        scores = run.labels["scores"]
+        error = out[..., 0].float() - scores.nan_to_num()
+        return LossSums(documents=(error.square() * scores.isfinite()).sum())
+    if "label_sets" in run.labels:
+        from torch.nn.functional import binary_cross_entropy_with_logits
+
+        sets = run.labels["label_sets"]  # (B, E, V)
+        targets = sets.clamp(min=0) * (1 - run.label_smoothing) + run.label_smoothing / 2
+        losses = binary_cross_entropy_with_logits(out.float(), targets.float(), reduction="none")
+        return LossSums(documents=(losses * (sets != IGNORE_INDEX)).sum())
+    classes = run.labels["classes"].flatten()
+    return LossSums(documents=run.cross_entropy(out.flatten(0, 1), classes, run.label_smoothing))
+
+
+def make_encoder(setup: ObjectiveSetup) -> RecordEncoder:
+    """The encoder of one or two texts with a class or a score."""
+    second = "second" if "second" in setup.fields else None
+    if "score" in setup.fields:
+        return EncodeClass(setup.tokenizer, "text", second, score="score")
+    labels: dict[str, Any] = {"classes": setup.classes, "multi_label": setup.multi_label}
+    out_of_scope = setup.options.out_of_scope
+    return EncodeClass(setup.tokenizer, "text", second, label="label", out_of_scope=out_of_scope, **labels)
+
+
+TEXT_COLUMNS = (
+    *("sentence", "sentence1", "sentence_a", "premise", "first"),
+    *("content", "review", "question", "text1", "a"),
+)
+
+SPEC = ObjectiveSpec(
+    name="classification",
+    families=("encoder", "decoder"),
+    head="classify",
+    fields=(
+        RecordField("text", TEXT_COLUMNS),
+        RecordField("second", ("sentence2", "sentence_b", "hypothesis", "question2", "text2", "b"), optional=True),
+        RecordField(
+            "label",
+            ("class", "labels", "category", "sentiment", "topic", "intent", "gold_label", "entailment_judgment"),
+            "label",
+            optional=True,
+        ),
+        RecordField("score", ("similarity", "relatedness_score", "rating", "value"), "number", optional=True),
+    ),
+    alternatives=("label", "score"),
+    class_field="label",
+    pair_field="second",
+    group_by="text",
+    required_tokens=bert_tokens,
+    too_long_policies=WHOLE,
+    options=("label_smoothing", "out_of_scope"),
+    make_encoder=make_encoder,
+    make_examples=lambda setup, encoded: ClassificationObjective(
+        encoded, setup.tokenizer, **setup.sequence_kwargs, num_classes=len(setup.classes)
+    ),
+    loss=class_loss,
+    labels=labels_for_head,
+    task="classify",
+    metrics={
+        "label": ("accuracy", "macro_f1", "matthews"),
+        "scope": ("in_scope_accuracy", "out_of_scope_recall"),
+        "labels": ("micro_f1", "macro_f1", "accuracy"),
+        "score": ("spearman", "pearson"),
+    },
+)

@@ -10,8 +10,9 @@ import numpy as np
 from qkv.data.cache.examples import EncodedExamples
 from qkv.data.objectives.base import FlatExamples, TooLongPolicy, check_length, require_token
 from qkv.data.objectives.seq2seq import find_decoder_start, shift_right
+from qkv.data.objectives.table import ANY_LENGTH, TEXT_FIELD, ObjectiveSetup, ObjectiveSpec, RequiredTokens
 from qkv.data.objectives.template import SpecialTokenTemplate
-from qkv.data.objectives.windows import WindowObjective
+from qkv.data.objectives.windows import WindowObjective, encode_documents
 from qkv.data.ragged import IntArray, ragged_index, ragged_join, ragged_starts
 from qkv.data.stream.random_bits import Bits, EpochRng, choose_in_groups, random_bits, shuffle_groups, to_uniform
 from qkv.errors import UsageError
@@ -24,7 +25,7 @@ class DenoisingObjective(WindowObjective):
     The default of `max_source_length` is enough for most corrupted windows.
     """
 
-    optional_fields = frozenset({"labels", "source"})
+    name = "denoising"
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class DenoisingObjective(WindowObjective):
             tokens = self._permute(tokens, record, first, count, rng.keys("sentences", examples))
         corrupted = self._mask_spans(tokens, count, examples, rng)
         source, source_lengths = self.source_template.add_special_tokens(corrupted)
-        return FlatExamples(lengths, ids, labels, source_lengths=source_lengths, source_ids=source)
+        return FlatExamples(lengths, ids, {"tokens": labels}, source_lengths=source_lengths, source_ids=source)
 
     def _permute(self, tokens: IntArray, record: IntArray, first: IntArray, count: IntArray, keys: Bits) -> IntArray:
         """The tokens with the sentences of each window in a random order."""
@@ -161,3 +162,34 @@ def poisson_cdf_table(mean: float) -> np.ndarray:
         if term < 1e-18 and k > mean:
             break
     return np.array(table)
+
+
+def make_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> DenoisingObjective:
+    """Windows for denoising. The default `mask_prob` is BART's 30 %."""
+    options = setup.options
+    return DenoisingObjective(
+        encoded,
+        setup.tokenizer,
+        **setup.window_kwargs,
+        max_source_length=setup.max_source_length,
+        mask_prob=options.mask_prob or 0.3,
+        mean_span_length=options.mean_span_length,
+        permute_sentences=options.permute_sentences,
+        source_template=SpecialTokenTemplate.for_source(setup.tokenizer),
+        decoder_start_token_id=setup.decoder_start_token_id,
+    )
+
+
+SPEC = ObjectiveSpec(
+    name="denoising",
+    families=("seq2seq",),
+    head="lm",
+    fields=(TEXT_FIELD,),
+    reads_documents=True,
+    required_tokens=lambda options: RequiredTokens(("pad", "bos", "eos", "mask"), "eos"),
+    too_long_policies=ANY_LENGTH,
+    options=("mask_prob", "mean_span_length", "permute_sentences", "random_offset", "label_smoothing"),
+    make_encoder=encode_documents,
+    make_examples=make_examples,
+    task="text_to_text",
+)

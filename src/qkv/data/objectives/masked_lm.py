@@ -1,12 +1,14 @@
 """Masked language modelling (BERT): some tokens are masked, and the model predicts them from the tokens around them."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from qkv.data.cache.examples import EncodedExamples
 from qkv.data.objectives.base import IGNORE_INDEX, FlatExamples, TooLongPolicy, require_token
-from qkv.data.objectives.windows import TemplateWindowObjective
+from qkv.data.objectives.table import ANY_LENGTH, TEXT_FIELD, ObjectiveSetup, ObjectiveSpec, bert_tokens
+from qkv.data.objectives.windows import TemplateWindowObjective, encode_documents
 from qkv.data.ragged import IntArray, ragged_starts
 from qkv.data.stream.random_bits import (
     Bits,
@@ -109,6 +111,8 @@ class MaskedLMObjective(TemplateWindowObjective):
     `whole_word_masking` needs the field `words` (`EncodeText(words=True)`).
     """
 
+    name = "masked_lm"
+
     def __init__(
         self,
         examples: EncodedExamples,
@@ -134,4 +138,30 @@ class MaskedLMObjective(TemplateWindowObjective):
         words = self.examples.gather("words", record, first, count)[0] if self.whole_word_masking else None
         masked, labels = self.masking(tokens, count, rng.keys("mask", examples), words)
         ids, lengths = self.template.add_special_tokens((masked, count))
-        return FlatExamples(lengths, ids, self.template.align_labels(IGNORE_INDEX, (labels, count)))
+        return FlatExamples(lengths, ids, {"tokens": self.template.align_labels(IGNORE_INDEX, (labels, count))})
+
+
+def masking_options(setup: ObjectiveSetup) -> dict[str, Any]:
+    """Keyword arguments for masking. The default `mask_prob` is BERT's 15 %."""
+    options = setup.options
+    return {"mask_prob": options.mask_prob or 0.15, "whole_word_masking": options.whole_word_masking}
+
+
+METRICS = {"": ("masked_accuracy", "loss", "perplexity")}
+
+SPEC = ObjectiveSpec(
+    name="masked_lm",
+    families=("encoder",),
+    head="mlm",
+    fields=(TEXT_FIELD,),
+    reads_documents=True,
+    required_tokens=bert_tokens,
+    too_long_policies=ANY_LENGTH,
+    options=("mask_prob", "whole_word_masking", "random_offset", "label_smoothing"),
+    make_encoder=encode_documents,
+    make_examples=lambda setup, encoded: MaskedLMObjective(
+        encoded, setup.tokenizer, **setup.window_kwargs, **masking_options(setup)
+    ),
+    task="fill",
+    metrics=METRICS,
+)

@@ -7,12 +7,26 @@ sampled, so every token is used exactly once in an epoch.
 """
 
 from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from qkv.data.cache.examples import EncodedExamples
-from qkv.data.objectives.base import IGNORE_INDEX, ExampleCounts, FlatExamples, Objective, check_length, describe_record
-from qkv.data.objectives.masked_lm import TokenMasking
+from qkv.data.encode.encoders import EncodeText
+from qkv.data.objectives.base import (
+    IGNORE_INDEX,
+    TOKEN_LABELS,
+    ExampleCounts,
+    FlatExamples,
+    Label,
+    Objective,
+    check_length,
+    describe_record,
+)
+from qkv.data.objectives.loss import ForwardPass, LossSums
+from qkv.data.objectives.masked_lm import METRICS, TokenMasking, masking_options
+from qkv.data.objectives.table import TEXT_FIELD, ObjectiveSpec, bert_tokens
 from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.ragged import IntArray, ragged_join
 from qkv.data.stream.random_bits import EpochRng, to_uniform
@@ -20,6 +34,8 @@ from qkv.errors import UsageError
 from qkv.text import Tokenizer
 
 RECORDS_PER_READ = 4096  # the number of records that are read and cut at a time
+LABELS = (TOKEN_LABELS, Label("classes", "document"))
+CLASSES = ("the second text follows the first", "it does not")
 
 
 class NextSentenceObjective(Objective):
@@ -28,7 +44,9 @@ class NextSentenceObjective(Objective):
     If a document has an odd number of segments, the last one is an example without a next-sentence label.
     """
 
-    optional_fields = frozenset({"labels", "token_type_ids", "class_ids"})
+    name = "next_sentence"
+    labels = LABELS
+    has_token_types = True
 
     def __init__(
         self,
@@ -65,6 +83,14 @@ class NextSentenceObjective(Objective):
     def num_examples(self, rng: EpochRng) -> int:
         """The number of segment pairs."""
         return len(self.segment_pairs)
+
+    def describe_labels(
+        self, ids: IntArray, labels: Mapping[str, np.ndarray], decode: Callable[[Any], str], classes: Sequence[str]
+    ) -> dict[str, str]:
+        """The masked tokens, and whether the second text follows the first."""
+        parts = super().describe_labels(ids, labels, decode, classes)
+        number = int(labels["classes"])
+        return parts if number == IGNORE_INDEX else {**parts, "class": CLASSES[number]}
 
     def origin(self, example: int, rng: EpochRng) -> str:
         """The record and token range of a segment pair before swapping, for messages."""
@@ -110,9 +136,11 @@ class NextSentenceObjective(Objective):
         return FlatExamples(
             lengths=lengths,
             ids=ids,
-            labels=self.template.align_labels(IGNORE_INDEX, (labels[~is_second], one), (labels[is_second], two)),
+            labels={
+                "tokens": self.template.align_labels(IGNORE_INDEX, (labels[~is_second], one), (labels[is_second], two)),
+                "classes": np.where(two > 0, (owner != examples).astype(np.int64), IGNORE_INDEX),
+            },
             token_type_ids=self.template.token_type_ids(one, two),
-            class_ids=np.where(two > 0, (owner != examples).astype(np.int64), IGNORE_INDEX),
         )
 
 
@@ -144,3 +172,34 @@ def cut_document(record: int, length: int, sentences: list[int], max_tokens: int
         ends.insert(1, min((start for start in sentences if 0 < start < length), key=lambda s: abs(2 * s - length)))
     ends += [ends[-1]] * (len(ends) % 2 == 0)
     return [(record, a, b - a, c - b) for a, b, c in zip(ends[:-1:2], ends[1::2], ends[2::2], strict=True)]
+
+
+def sentence_loss(run: ForwardPass) -> LossSums:
+    """The loss of masked tokens, and of the classifier of pairs."""
+    assert run.head.sentence is not None
+    x, layout = run.hidden()
+    logits = run.head.sentence(x, layout, run.inputs.max_documents)  # (B, E, 2)
+    classes = run.cross_entropy(logits.flatten(0, 1), run.labels["classes"].flatten(), run.label_smoothing)
+    return LossSums(run.token_losses(x), classes)
+
+
+SPEC = ObjectiveSpec(
+    name="next_sentence",
+    families=("encoder",),
+    head="mlm",
+    next_sentence_classes=2,
+    fields=(TEXT_FIELD,),
+    pair_field="text",
+    reads_documents=True,
+    required_tokens=bert_tokens,
+    too_long_policies=("split",),
+    options=("mask_prob", "whole_word_masking", "label_smoothing"),
+    make_encoder=lambda setup: EncodeText(setup.tokenizer, words=setup.options.whole_word_masking, sentences=True),
+    make_examples=lambda setup, encoded: NextSentenceObjective(
+        encoded, setup.tokenizer, max_length=setup.max_length, **masking_options(setup)
+    ),
+    loss=sentence_loss,
+    labels=lambda head: LABELS,
+    task="fill",
+    metrics=METRICS,
+)

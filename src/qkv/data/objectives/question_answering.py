@@ -6,12 +6,19 @@ A long passage is cut into overlapping windows, so that an answer that is cut by
 window without the complete answer, both labels are position 0, as in BERT.
 """
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import numpy as np
 
 from qkv.data.cache.examples import EncodedExamples, require_fields
+from qkv.data.encode.align import char_span_to_tokens
+from qkv.data.encode.encoders import EncodedFields, EncodeOneByOne, encode_fingerprint
+from qkv.data.modalities import get_field
 from qkv.data.objectives.base import (
     ExampleCounts,
     FlatExamples,
+    Label,
     Objective,
     TooLongPolicy,
     check_choice,
@@ -19,14 +26,64 @@ from qkv.data.objectives.base import (
     describe_record,
     too_long_error,
 )
+from qkv.data.objectives.loss import ForwardPass, LossSums
+from qkv.data.objectives.table import WHOLE, ObjectiveSpec, RecordField, bert_tokens
 from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.objectives.window_index import WindowIndex
+from qkv.data.problems import InvalidRecord
 from qkv.data.ragged import IntArray
+from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import UsageError
 from qkv.text import Tokenizer
 
 TOO_LONG_CHOICES = ("error", "skip", "truncate")
+LABELS = (
+    Label("span_starts", "document", is_position=True),
+    Label("span_ends", "document", is_position=True, is_counted=False),
+)
+
+
+class EncodeAnswer(EncodeOneByOne):
+    """Encodes questions about a context, as in SQuAD.
+
+    The fields are `question` and `context` (token ids), `begins` and `ends` (the characters of each context token),
+    and `answer` (the first and last token of the first answer, or −1, −1 if there is none).
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        question: str = "question",
+        context: str = "context",
+        answers: str = "answers",
+        starts: str = "starts",
+    ):
+        self.tokenizer = tokenizer
+        self.record_fields = (question, context, answers, starts)
+        self.fields = ("question", "context", "begins", "ends", "answer")
+        self.fingerprint = encode_fingerprint("answer", tokenizer, *self.record_fields)
+
+    def encode_one(self, record: Record) -> EncodedFields:
+        """Encode one question."""
+        modalities = (field.modality for field in SPEC.fields)
+        question, context, answers, starts = map(get_field, [record] * 4, self.record_fields, modalities)
+        ids, offsets = self.tokenizer.encode_with_offsets(context)
+        span: tuple[int, int] | None = (-1, -1)
+        if answers:
+            if len(starts) != len(answers):
+                raise InvalidRecord(f"there are {len(answers)} answers, but {len(starts)} starts", "uneven lists")
+            text, start = answers[0], starts[0]
+            span = char_span_to_tokens(offsets, start, start + len(text))
+            if span is None:
+                raise InvalidRecord(f"no token of the context overlaps the answer {text!r}", "misplaced answer")
+        return {
+            "question": self.tokenizer.encode(question, add_special_tokens=False),
+            "context": ids,
+            "begins": [begin for begin, _ in offsets],
+            "ends": [end for _, end in offsets],
+            "answer": list(span or ()),
+        }
 
 
 class QuestionAnsweringObjective(Objective):
@@ -36,7 +93,9 @@ class QuestionAnsweringObjective(Objective):
     `max_question_length` tokens; passages may have any length.
     """
 
-    optional_fields = frozenset({"token_type_ids", "answer_spans"})
+    name = "question_answering"
+    labels = LABELS
+    has_token_types = True
 
     def __init__(
         self,
@@ -98,12 +157,20 @@ class QuestionAnsweringObjective(Objective):
         answer = self.examples.gather("answer", record)[0].reshape(-1, 2)
         is_inside = (answer[:, 0] >= first) & (answer[:, 1] < first + window) & (answer[:, 0] >= 0)
         offset = self.passage_start(question) - first
+        starts, ends = np.where(is_inside[:, None], answer + offset[:, None], 0).T
         return FlatExamples(
             lengths,
             ids,
+            {"span_starts": starts, "span_ends": ends},
             token_type_ids=self.template.token_type_ids(question, window),
-            answer_spans=np.where(is_inside[:, None], answer + offset[:, None], 0),
         )
+
+    def describe_labels(
+        self, ids: IntArray, labels: Mapping[str, np.ndarray], decode: Callable[[Any], str], classes: Sequence[str]
+    ) -> dict[str, str]:
+        """The answer, or that there is none."""
+        first, last = int(labels["span_starts"]), int(labels["span_ends"])
+        return {"answer": decode(ids[first : last + 1]) if first else "none in this window"}
 
     def character_spans(self, examples: IntArray, spans: IntArray) -> tuple[IntArray, IntArray]:
         """Convert spans (n, 2) of positions in examples to (record, start and end characters in its context (n, 2)).
@@ -160,3 +227,48 @@ class QuestionAnsweringObjective(Objective):
             truncated=int(is_long.sum()) - skipped,
             lost_tokens=lost_tokens,
         )
+
+
+def span_loss(run: ForwardPass) -> LossSums:
+    """The loss of the start and the end of answers, each a softmax over the positions of its document."""
+    from qkv.blocks.head import document_membership
+
+    assert run.inputs.document_ids is not None
+    x, _ = run.hidden()
+    out = run.head.project(x).float()  # (B, T, 2)
+    member = document_membership(run.inputs.document_ids, run.inputs.max_documents)  # (B, E, T)
+    member = member | ~member.any(-1, keepdim=True)  # a missing document has no label, but must not give NaN
+    losses = []
+    for side, name in enumerate(("span_starts", "span_ends")):
+        logits = out[:, None, :, side].masked_fill(~member, float("-inf"))  # (B, E, T)
+        losses.append(run.cross_entropy(logits.flatten(0, 1), run.labels[name].flatten()) / 2)
+    return LossSums(documents=losses[0] + losses[1])
+
+
+SPEC = ObjectiveSpec(
+    name="question_answering",
+    families=("encoder",),
+    head="span",
+    fields=(
+        RecordField("question", ("query",)),
+        RecordField("context", ("passage", "document")),
+        RecordField("answers", ("answers.text",), "texts"),
+        RecordField("starts", ("answers.answer_start", "answer_start", "answer_starts"), "numbers"),
+    ),
+    pair_field="context",
+    group_by="context",
+    required_tokens=bert_tokens,
+    too_long_policies=WHOLE,
+    options=("overlap",),
+    make_encoder=lambda setup: EncodeAnswer(setup.tokenizer),
+    make_examples=lambda setup, encoded: QuestionAnsweringObjective(
+        encoded, setup.tokenizer, **setup.sequence_kwargs, overlap=setup.options.overlap
+    ),
+    loss=span_loss,
+    labels=lambda head: LABELS,
+    task="answer",
+    metrics={
+        "all": ("f1", "exact_match"),
+        "no_answer": ("has_answer_f1", "has_answer_exact_match", "no_answer_accuracy"),
+    },
+)

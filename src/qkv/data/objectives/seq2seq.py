@@ -6,12 +6,34 @@ Teacher forcing: the decoder reads the decoder start token and the target, and p
 import numpy as np
 
 from qkv.data.cache.examples import EncodedExamples
+from qkv.data.encode.encoders import EncodeTexts
 from qkv.data.objectives.base import FlatExamples, TooLongPolicy, check_length, require_token
+from qkv.data.objectives.record_objective import RecordObjective
+from qkv.data.objectives.table import ObjectiveSetup, ObjectiveSpec, RecordField, RequiredTokens
 from qkv.data.objectives.template import SpecialTokenTemplate
-from qkv.data.objectives.whole_records import RecordObjective
 from qkv.data.ragged import IntArray, ragged_index, ragged_join, ragged_starts
 from qkv.data.stream.random_bits import EpochRng
 from qkv.text import Tokenizer
+
+
+class EncodePair(EncodeTexts):
+    """Encodes pairs of texts as `source` and `target`."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        source: str = "source",
+        target: str = "target",
+        *,
+        source_tokenizer: Tokenizer | None = None,
+    ):
+        self.source_tokenizer = source_tokenizer or tokenizer
+        fields = {"source": source, "target": target}
+        super().__init__("pair", tokenizer, fields, source, target, self.source_tokenizer.fingerprint)
+
+    def tokenizer_for(self, field: str) -> Tokenizer:
+        """The tokenizer of the source for `source`, else that of the target."""
+        return self.source_tokenizer if field == "source" else self.tokenizer
 
 
 class Seq2SeqObjective(RecordObjective):
@@ -23,7 +45,7 @@ class Seq2SeqObjective(RecordObjective):
     If the source has another one, pass `source_template=SpecialTokenTemplate.eos_only(source_tokenizer)`.
     """
 
-    optional_fields = frozenset({"labels", "source"})
+    name = "seq2seq"
 
     def __init__(
         self,
@@ -67,7 +89,7 @@ class Seq2SeqObjective(RecordObjective):
         source_ids, source_lengths = self.source_template.add_special_tokens(
             self.gather_first("source", examples, source)
         )
-        return FlatExamples(lengths, ids, labels, source_lengths=source_lengths, source_ids=source_ids)
+        return FlatExamples(lengths, ids, {"tokens": labels}, source_lengths=source_lengths, source_ids=source_ids)
 
 
 def shift_right(
@@ -102,3 +124,49 @@ def proportional_source_length(max_length: int, lengths: IntArray, multiple: int
     """
     target, source = (float(total) for total in lengths.sum(axis=0))
     return max(multiple, int(np.ceil(max_length * source / max(target, 1.0) / multiple)) * multiple)
+
+
+def make_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> Seq2SeqObjective:
+    """Pairs of source and target. Sources get the special tokens that the tokenizer adds at inference."""
+    return Seq2SeqObjective(
+        encoded,
+        setup.tokenizer.target,
+        **setup.sequence_kwargs,
+        max_source_length=setup.max_source_length,
+        source_template=SpecialTokenTemplate.for_source(setup.tokenizer),
+        decoder_start_token_id=setup.decoder_start_token_id,
+    )
+
+
+SPEC = ObjectiveSpec(
+    name="seq2seq",
+    families=("seq2seq",),
+    head="lm",
+    fields=(
+        RecordField(
+            "source",
+            ("src", "input", "document", "article", "written", "words", "question", "prompt", "text"),
+            list_meaning="sentences",
+        ),
+        RecordField(
+            "target",
+            ("tgt", "trg", "output", "summary", "iso", "digits", "answer", "completion", "translation"),
+            list_meaning="alternatives",
+        ),
+    ),
+    aligned_fields=("source", "target"),
+    group_by="source",
+    required_tokens=lambda options: RequiredTokens(("pad", "bos", "eos"), "eos"),
+    too_long_policies=("skip", "truncate", "error"),
+    options=("label_smoothing",),
+    make_encoder=lambda setup: EncodePair(setup.tokenizer.target, source_tokenizer=setup.tokenizer),
+    make_examples=make_examples,
+    task="text_to_text",
+    metrics={
+        "each": (
+            *("exact_match", "bleu", "bleu_lowercase", "tokenised_bleu", "sacrebleu", "chrf", "ter"),
+            *("rouge1", "rouge2", "rougeL"),
+        ),
+        "best": ("exact_match_any", "word_error_rate"),
+    },
+)

@@ -13,7 +13,8 @@ import numpy as np
 from qkv.data.cache.examples import EncodedExamples
 from qkv.data.objectives.base import FlatExamples, TooLongPolicy, check_length, require_token
 from qkv.data.objectives.seq2seq import find_decoder_start, shift_right
-from qkv.data.objectives.windows import WindowObjective
+from qkv.data.objectives.table import ANY_LENGTH, TEXT_FIELD, ObjectiveSetup, ObjectiveSpec, RequiredTokens
+from qkv.data.objectives.windows import WindowObjective, encode_documents
 from qkv.data.ragged import IntArray, ragged_index, ragged_join
 from qkv.data.stream.random_bits import EpochRng, random_compositions
 from qkv.errors import UsageError
@@ -26,7 +27,7 @@ class SpanCorruptionObjective(WindowObjective):
     The default of `max_length` is the target length of a window whose source is full.
     """
 
-    optional_fields = frozenset({"labels", "source"})
+    name = "span_corruption"
 
     def __init__(
         self,
@@ -111,4 +112,36 @@ class SpanCorruptionObjective(WindowObjective):
         eos = np.full(len(count), self.eos_token_id, np.int32)
         source, source_lengths = ragged_join([(source, count - noise + spans), (eos, np.ones_like(count))])
         ids, labels, lengths = shift_right(target, noise + spans, self.decoder_start_token_id, self.eos_token_id)
-        return FlatExamples(lengths, ids, labels, source_lengths=source_lengths, source_ids=source)
+        return FlatExamples(lengths, ids, {"tokens": labels}, source_lengths=source_lengths, source_ids=source)
+
+
+def make_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> SpanCorruptionObjective:
+    """Windows for span corruption.
+
+    Without `max_source_length`, `max_length` is used as the source length, and the target length follows from it (T5).
+    """
+    source = setup.max_source_length
+    lengths = {"max_length": setup.max_length if source else None, "max_source_length": source or setup.max_length}
+    return SpanCorruptionObjective(
+        encoded,
+        setup.tokenizer,
+        **{**setup.window_kwargs, **lengths},
+        mask_prob=setup.options.mask_prob or 0.15,
+        mean_span_length=setup.options.mean_span_length,
+        decoder_start_token_id=setup.decoder_start_token_id,
+    )
+
+
+SPEC = ObjectiveSpec(
+    name="span_corruption",
+    families=("seq2seq",),
+    head="lm",
+    fields=(TEXT_FIELD,),
+    reads_documents=True,
+    required_tokens=lambda options: RequiredTokens(("pad", "eos"), "eos", num_sentinels=100),
+    too_long_policies=ANY_LENGTH,
+    options=("mask_prob", "mean_span_length", "random_offset", "label_smoothing"),
+    make_encoder=encode_documents,
+    make_examples=make_examples,
+    task="text_to_text",
+)

@@ -5,6 +5,8 @@ from functools import partial
 import numpy as np
 
 from qkv.data.cache.examples import EncodedExamples
+from qkv.data.cache.writer import RecordEncoder
+from qkv.data.encode.encoders import EncodeText
 from qkv.data.objectives.base import (
     ExampleCounts,
     Objective,
@@ -14,6 +16,7 @@ from qkv.data.objectives.base import (
     describe_record,
     too_long_error,
 )
+from qkv.data.objectives.table import ObjectiveSetup
 from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.objectives.window_index import CHUNK_RECORDS, WindowIndex
 from qkv.data.ragged import IntArray
@@ -142,8 +145,6 @@ class WindowObjective(Objective):
 class TemplateWindowObjective(WindowObjective):
     """The common part of objectives that add special tokens to each window and label its tokens."""
 
-    optional_fields = frozenset({"labels"})
-
     def __init__(
         self,
         examples: EncodedExamples,
@@ -163,3 +164,9 @@ class TemplateWindowObjective(WindowObjective):
     def lengths(self, examples: IntArray, rng: EpochRng) -> IntArray:
         """The length of each window with its special tokens: (n, 1)."""
         return self.windows.locate(examples, rng)[2][:, None] + self.template.num_special_tokens()
+
+
+def encode_documents(setup: ObjectiveSetup) -> RecordEncoder:
+    """The encoder of documents, with word indices for whole-word masking and sentence starts for permutation."""
+    options = setup.options
+    return EncodeText(setup.tokenizer, words=options.whole_word_masking, sentences=options.permute_sentences)

@@ -5,23 +5,26 @@ B is the batch size, T and S the target and source length, E the maximum number 
 
 import numpy as np
 
-from qkv.data.objectives import IGNORE_INDEX, FlatExamples
+from qkv.data.objectives.base import FlatExamples, Label
 from qkv.data.ragged import IntArray, ragged_index
 from qkv.data.stream.sequences import BatchPlan, SequenceStream
 
 BatchArrays = dict[str, np.ndarray]
+EXAMPLE_ARRAYS = ("example_ids", "example_sequences", "example_epochs")
 
 
 def collate(stream: SequenceStream, plan: BatchPlan) -> BatchArrays:
-    """Build all arrays of a batch, int32 (scores float32): (B, T) or (B, S) for tokens, (B, E) for labels of examples.
+    """Build all arrays of a batch, int32 or float32: (B, T) or (B, S) for tokens, (B, E) for documents.
 
-    `example_ids`, `example_sequences` and `example_epochs` (n,) list the examples of the batch.
+    The labels that the objective declares are arrays named `labels.NAME`. `example_ids`, `example_sequences` and
+    `example_epochs` (n,) list the examples of the batch.
     """
     arrays = empty_arrays(stream, plan)
     for entries, objective, rng in stream.group_by_epoch(plan.refs):
         examples = objective.build(plan.refs.example[entries], rng)
         check_planned_lengths(examples, plan.lengths[entries], objective)
-        write_examples(arrays, examples, plan.sequence[entries], plan.document[entries], plan.offset[entries])
+        positions = plan.sequence[entries], plan.document[entries], plan.offset[entries]
+        write_examples(arrays, stream.labels, examples, *positions)
     arrays["example_ids"] = plan.refs.example * len(stream.dataset_names) + plan.refs.dataset
     arrays["example_sequences"] = plan.sequence
     arrays["example_epochs"] = plan.refs.epoch
@@ -31,52 +34,41 @@ def collate(stream: SequenceStream, plan: BatchPlan) -> BatchArrays:
 def empty_arrays(stream: SequenceStream, plan: BatchPlan) -> BatchArrays:
     """A batch of padding only."""
     arrays = {}
-    sides = ("", "source_") if "source" in stream.optional_fields else ("",)
-    for prefix, length in zip(sides, plan.sequence_lengths, strict=True):
+    for prefix, length in zip(("", "source_"), plan.sequence_lengths, strict=False):
         shape = (plan.num_sequences, length)
         arrays[f"{prefix}ids"] = np.full(shape, stream.pad_token_id, np.int32)
         arrays[f"{prefix}document_ids"] = np.zeros(shape, np.int32)
         arrays[f"{prefix}positions"] = np.zeros(shape, np.int32)
-    shape = (plan.num_sequences, plan.sequence_lengths[0])
-    if "labels" in stream.optional_fields:
-        arrays["labels"] = np.full(shape, IGNORE_INDEX, np.int32)
-    if "token_type_ids" in stream.optional_fields:
-        arrays["token_type_ids"] = np.zeros(shape, np.int32)
-    shape = (plan.num_sequences, stream.max_documents)
-    if "class_ids" in stream.optional_fields:
-        arrays["class_labels"] = np.full(shape, IGNORE_INDEX, np.int32)
-    if "label_sets" in stream.optional_fields:
-        num_classes = max(getattr(objective, "num_classes", 0) for objective in stream.objectives)
-        arrays["label_sets"] = np.full((shape[0], shape[1] * num_classes), IGNORE_INDEX, np.int32)
-    if "scores" in stream.optional_fields:
-        arrays["scores"] = np.full(shape, np.nan, np.float32)
-    if "answer_spans" in stream.optional_fields:
-        arrays["span_starts"] = np.full(shape, IGNORE_INDEX, np.int32)
-        arrays["span_ends"] = np.full(shape, IGNORE_INDEX, np.int32)
+    if stream.has_token_types:
+        arrays["token_type_ids"] = np.zeros_like(arrays["ids"])
+    for label in stream.labels:
+        length = plan.sequence_lengths[0] if label.per == "token" else stream.max_documents
+        label_shape = (plan.num_sequences, length, *([label.width] if label.width else []))
+        arrays[f"labels.{label.name}"] = np.full(label_shape, label.fill_value, label.dtype)
     return arrays
 
 
 def write_examples(
-    arrays: BatchArrays, examples: FlatExamples, sequence: IntArray, document: IntArray, offset: IntArray
+    arrays: BatchArrays,
+    labels: tuple[Label, ...],
+    examples: FlatExamples,
+    sequence: IntArray,
+    document: IntArray,
+    offset: IntArray,
 ) -> None:
     """Write n examples into the batch: sequence (n,), document (n,), offset (n, 1 or 2)."""
     written = write_tokens(arrays, "", examples.ids, examples.lengths, sequence, document, offset[:, 0])
-    for name, values in (("labels", examples.labels), ("token_type_ids", examples.token_type_ids)):
-        if values is not None:
-            arrays[name].reshape(-1)[written] = values
+    if examples.token_type_ids is not None:
+        arrays["token_type_ids"].reshape(-1)[written] = examples.token_type_ids
     if examples.source_ids is not None and examples.source_lengths is not None:
         source = (examples.source_ids, examples.source_lengths)
         write_tokens(arrays, "source_", *source, sequence, document, offset[:, 1])
-    if examples.class_ids is not None:
-        arrays["class_labels"][sequence, document - 1] = examples.class_ids
-    if examples.label_sets is not None:
-        sets = arrays["label_sets"].reshape(len(arrays["ids"]), -1, examples.label_sets.shape[1])
-        sets[sequence, document - 1] = examples.label_sets
-    if examples.scores is not None:
-        arrays["scores"][sequence, document - 1] = examples.scores
-    if examples.answer_spans is not None:
-        arrays["span_starts"][sequence, document - 1] = examples.answer_spans[:, 0] + offset[:, 0]
-        arrays["span_ends"][sequence, document - 1] = examples.answer_spans[:, 1] + offset[:, 0]
+    for label in labels:
+        array, values = arrays[f"labels.{label.name}"], examples.labels[label.name]
+        if label.per == "token":
+            array.reshape(-1, *array.shape[2:])[written] = values
+        else:
+            array[sequence, document - 1] = values + offset[:, 0] if label.is_position else values
 
 
 def write_tokens(

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from qkv.data.objectives import Objective
+from qkv.data.objectives.base import Objective
 from qkv.data.ragged import IntArray, ragged_index
 from qkv.data.stream.mixture import MixtureOrder, mixture_fractions
 from qkv.data.stream.order import ExampleRefs, SingleDatasetOrder
@@ -107,7 +107,9 @@ class SequenceStream:
         self.dataset_names = tuple(datasets)
         self.objectives = tuple(datasets.values())
         self.max_lengths = self.objectives[0].max_lengths
-        self.optional_fields = self.objectives[0].optional_fields
+        self.objective = self.objectives[0].name
+        self.labels = self.objectives[0].labels
+        self.has_token_types = self.objectives[0].has_token_types
         self.pad_token_id = self.objectives[0].pad_token_id
         self.layout = layout
         self.seed = seed
@@ -257,6 +259,10 @@ class SequenceStream:
             num_positions += int((np.diff(plan.unit_starts) * plan.sequence_lengths.sum(axis=1)).sum())
         return 1 - num_tokens / max(num_positions, 1)
 
+    def objective_of(self, example: int) -> Objective:
+        """The objective that built an example of a batch."""
+        return self.objectives[example % len(self.dataset_names)]
+
     def origin(self, example: int, epoch: int) -> str:
         """Describe the record of an example of a batch, for messages."""
         number, dataset = divmod(example, len(self.dataset_names))
@@ -296,9 +302,15 @@ def check_datasets(datasets: Mapping[str, Objective]) -> None:
                 f"{first.max_lengths} and {name!r} has {objective.max_lengths}. Give all of them the same max_length "
                 "and max_source_length"
             )
-        if objective.optional_fields != first.optional_fields:
+        descriptions = [describe_arrays(one) for one in (first, objective)]
+        if descriptions[0] != descriptions[1]:
             raise UsageError(
                 f"the datasets of a mixture share batches, so they need the same fields: {first_name!r} has "
-                f"{sorted(first.optional_fields)} and {name!r} has {sorted(objective.optional_fields)}. Use the same "
-                "objective for all of them"
+                f"{descriptions[0]} and {name!r} has {descriptions[1]}. Use the same objective for all of them"
             )
+
+
+def describe_arrays(objective: Objective) -> str:
+    """The objective and the arrays that it adds to a batch, such as "classification: classes, token types"."""
+    labels = [f"{label.name} ({label.width})" if label.width else label.name for label in objective.labels]
+    return f"{objective.name}: {', '.join(labels + ['token types'] * objective.has_token_types)}"

@@ -39,11 +39,11 @@ def record(subject: Subject, sites: list[str]) -> tuple[Network, Tap]:
 
 def token_mask(subject: Subject, stack: Stack) -> Tensor:
     """Return a mask (B, T) that is True at the tokens of a stack and False at padding."""
-    batch = subject.batch
-    is_source = stack.name == "encoder" and subject.config.family == "seq2seq"
-    document_ids = batch.source_document_ids if is_source else batch.document_ids
-    assert document_ids is not None
-    return document_ids != 0
+    inputs = subject.batch.inputs
+    if stack.name == "encoder" and inputs.source is not None and subject.config.family == "seq2seq":
+        inputs = inputs.source
+    assert inputs.document_ids is not None
+    return inputs.document_ids != 0
 
 
 def root_mean_square(x: Tensor, dim: int | tuple[int, ...] | None = None) -> Tensor:

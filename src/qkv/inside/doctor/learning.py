@@ -47,7 +47,7 @@ def check_gradients(subject: Subject) -> Finding:
         return no_loss()
     network = subject.copy()
     trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
-    if subject.batch.class_labels is None:  # the next-sentence head is not trained by this objective
+    if "classes" not in subject.batch.labels:  # the next-sentence head is not trained by this objective
         trained = {name: p for name, p in trained.items() if not name.startswith("head.sentence.")}
     optimizer = torch.optim.AdamW(trained.values(), lr=1e-4)
     reached: set[str] = set()
@@ -88,7 +88,7 @@ def check_initial_loss(subject: Subject) -> Finding:
     with torch.no_grad():
         loss = float(subject.loss(subject.copy()))
     guess, guessed = math.log(head.outputs), f"a uniform guess among {head.outputs:,}"
-    if subject.batch.label_sets is not None:
+    if "label_sets" in subject.batch.labels:
         guess, guessed = head.outputs * math.log(2), f"a probability of 0.5 for each of {head.outputs:,} labels"
     text = f"{loss:.2f}; {guessed} has {guess:.2f}"
     if not math.isfinite(loss):

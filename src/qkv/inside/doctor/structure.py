@@ -65,8 +65,9 @@ def unknown_fraction(subject: Subject) -> float:
     unknown = subject.tokenizer.target.special_tokens.unk
     if unknown is None or subject.has_random_batch:
         return 0.0
-    real = subject.batch.document_ids != 0
-    return float((subject.batch.ids[real] == unknown).float().mean())
+    inputs = subject.batch.inputs
+    assert inputs.document_ids is not None
+    return float((inputs.ids[inputs.document_ids != 0] == unknown).float().mean())
 
 
 def check_tied(subject: Subject) -> Finding:
@@ -96,9 +97,10 @@ def check_source(subject: Subject) -> Finding:
     with torch.no_grad():
         if network.has_source:
             before = hidden_states(network, batch)
-            assert batch.source_ids is not None
-            other = (batch.source_ids + 1) % network.stacks["encoder"].config.vocab_size
-            after = hidden_states(network, replace(batch, source_ids=other))
+            source = batch.inputs.source
+            assert source is not None
+            other = replace(source, ids=(source.ids + 1) % network.stacks["encoder"].config.vocab_size)
+            after = hidden_states(network, replace(batch, inputs=replace(batch.inputs, source=other)))
         else:
             length, vocab_size = document_lengths(subject)[1], subject.config.stack.vocab_size
             if length < 2:

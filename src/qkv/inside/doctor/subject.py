@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.blocks import Inputs, Tap
+from qkv.blocks import HeadConfig, Inputs, Tap
 from qkv.blocks.head import POOLED_KINDS
 from qkv.data.load.batch import Batch
-from qkv.data.objectives import IGNORE_INDEX
+from qkv.data.objectives.base import IGNORE_INDEX, TOKEN_LABELS, Label
+from qkv.data.objectives.table import find_objective
 from qkv.models import Config, Network
 from qkv.text import Tokenizer
-from qkv.train.loss.training_module import TrainingModule, count_labels, make_labelled_batch
+from qkv.train.loss.training_module import TrainingModule, make_labelled_batch
 from qkv.train.recipe.schema import ObjectiveSection, TrainSection
 
 MAX_POSITIONS = 512
@@ -53,7 +54,7 @@ class Subject:
     @property
     def has_loss(self) -> bool:
         """Whether the batch has labels, so that a loss can be computed."""
-        return sum(count_labels(self.batch)) > 0
+        return sum(self.batch.label_counts) > 0
 
     def copy(self, dtype: torch.dtype = torch.float32) -> Network:
         """A copy of the network without dropout. A check may train it or change it."""
@@ -66,24 +67,14 @@ class Subject:
         """The mean loss of a network on the batch, without label smoothing if the network is in eval mode."""
         batch = batch or self.batch
         module = TrainingModule(network, self.objective).train(network.training)
-        labels = torch.tensor([1 / max(count, 1) for count in count_labels(batch)], device=self.device)
+        labels = torch.tensor([1 / max(count, 1) for count in batch.label_counts], device=self.device)
         loss: Tensor = module(make_labelled_batch(batch, self.device), labels[0], labels[1])
         return loss
 
 
 def hidden_states(network: Network, batch: Batch, tap: Tap | None = None) -> Tensor:
     """The input of the head for each position of a batch, (B, T, C)."""
-    source = None
-    if batch.source_ids is not None:
-        source = Inputs(batch.source_ids, document_ids=batch.source_document_ids, positions=batch.source_positions)
-    inputs = Inputs(
-        batch.ids,
-        document_ids=batch.document_ids,
-        positions=batch.positions,
-        token_type_ids=batch.token_type_ids,
-        source=source,
-    )
-    return network.hidden(inputs, tap=tap)[0]
+    return network.hidden(batch.inputs, tap=tap)[0]
 
 
 def token_outputs(network: Network, inputs: Inputs) -> Tensor:
@@ -98,19 +89,20 @@ def project_tokens(network: Network, x: Tensor) -> Tensor:
 
 def take_sequences(batch: Batch, max_positions: int = MAX_POSITIONS) -> Batch:
     """The first sequences of a batch, with at most `max_positions` positions, but at least one sequence."""
-    source_length = 0 if batch.source_ids is None else batch.source_ids.shape[1]
-    count = max(1, max_positions // (batch.ids.shape[1] + source_length))
+    sides = [side for side in (batch.inputs, batch.inputs.source) if side is not None]
+    count = max(1, max_positions // sum(side.ids.shape[1] for side in sides))
     return batch if count >= batch.batch_size else batch.split(-(-batch.batch_size // count))[0]
 
 
 def keep_labels(batch: Batch, max_labels: int) -> Batch:
     """The batch with only its first `max_labels` token labels. Other batches are returned as they are."""
-    if batch.labels is None or batch.num_labels <= max_labels:
+    labels = batch.token_labels
+    if labels is None or batch.num_token_labels <= max_labels:
         return batch
-    is_label = batch.labels != IGNORE_INDEX
-    number = is_label.flatten().cumsum(0).view_as(batch.labels)
-    labels = batch.labels.masked_fill(number > max_labels, IGNORE_INDEX)
-    return replace(batch, labels=labels, labels_per_sequence=(labels != IGNORE_INDEX).sum(1).numpy())
+    number = (labels != IGNORE_INDEX).flatten().cumsum(0).view_as(labels)
+    labels = labels.masked_fill(number > max_labels, IGNORE_INDEX)
+    counts = (labels != IGNORE_INDEX).sum(1).numpy()
+    return replace(batch, labels={**batch.labels, TOKEN_LABELS.name: labels}, token_labels_per_sequence=counts)
 
 
 def random_ids(vocab_size: int, *shape: int, seed: int = 0) -> Tensor:
@@ -119,7 +111,7 @@ def random_ids(vocab_size: int, *shape: int, seed: int = 0) -> Tensor:
 
 
 def random_batch(config: Config, seed: int = 0) -> Batch:
-    """A batch of random tokens, with labels for the head of a config.
+    """A batch of random tokens, with labels of the objective that suits the config.
 
     Each sequence has two documents, and padding after them.
     """
@@ -130,45 +122,49 @@ def random_batch(config: Config, seed: int = 0) -> Batch:
     ids = random_ids(stack.vocab_size, size, 2 * length + 2, seed=seed)
     if config.pad_token_id is not None:
         ids = ids.masked_fill(document_ids == 0, config.pad_token_id)
+    spec = find_objective(head, config.family)
+    declared = spec.labels(head) if spec is not None else ()
     generator = torch.Generator().manual_seed(seed + 1)
-    values: dict[str, Any] = {}
-
-    def random_labels(num_outputs: int, *shape: int) -> Tensor:
-        return torch.randint(0, max(num_outputs, 1), shape, generator=generator)
-
-    if head.kind in ("lm", "mlm", "tag"):
-        labels = random_labels(head.outputs, *ids.shape)
-        if head.kind == "mlm":
-            labels = labels.masked_fill(torch.rand(ids.shape, generator=generator) > 0.3, IGNORE_INDEX)
-        values["labels"] = labels.masked_fill(document_ids == 0, IGNORE_INDEX)
-    if head.next_sentence_classes:
-        values["class_labels"] = random_labels(head.next_sentence_classes, size, 2)
-    elif head.kind == "classify" and head.outputs > 1:
-        values["class_labels"] = random_labels(head.outputs, size, 2)
-    elif head.kind in ("classify", "choice"):
-        values["scores"] = torch.rand(size, 2, generator=generator)
-    elif head.kind == "span":
-        values["span_starts"] = random_labels(length // 2, size, 2) + torch.tensor([0, length])
-        values["span_ends"] = values["span_starts"] + 1
-    if config.family == "seq2seq" or (head.kind == "embed" and config.family == "encoder"):
+    labels = {label.name: random_labels(label, head, document_ids, generator) for label in declared}
+    counts = {"token": np.zeros(size, int), "document": np.zeros(size, int)}
+    for label in declared:
+        counts[label.per] += label.count(labels[label.name].numpy()) * label.is_counted
+    has_source = config.family == "seq2seq" or (spec is not None and not declared)  # the latter learns from pairs
+    if has_source and not declared:
+        counts["document"] += 2
+    layout: dict[str, Any] = {"document_ids": document_ids, "positions": positions}
+    layout |= {"max_documents": 2, "max_document_length": length}
+    source = None
+    if has_source:
         assert config.encoder is not None
-        values["source_ids"] = random_ids(config.encoder.vocab_size, *ids.shape, seed=seed + 2)
-        values["source_document_ids"], values["source_positions"] = document_ids.clone(), positions.clone()
-    label_count = (values["labels"] != IGNORE_INDEX).sum(1).numpy() if "labels" in values else np.zeros(size, int)
-    documents = any(name in values for name in ("class_labels", "scores", "span_starts"))
+        source = Inputs(random_ids(config.encoder.vocab_size, *ids.shape, seed=seed + 2), **layout)
     return Batch(
-        ids=ids,
-        document_ids=document_ids,
-        positions=positions,
-        **values,
-        max_documents=2,
+        objective="" if spec is None else spec.name,
+        inputs=Inputs(ids, **layout, source=source),
+        labels=labels,
+        declared=declared,
         epoch=0,
-        max_document_length=length,
-        source_max_document_length=length,
-        tokens_per_sequence=np.full(size, 2 * length * (2 if "source_ids" in values else 1)),
-        labels_per_sequence=label_count,
-        example_labels_per_sequence=np.full(size, 2 if documents else 0),
+        tokens_per_sequence=np.full(size, 2 * length * (2 if has_source else 1)),
+        token_labels_per_sequence=counts["token"],
+        document_labels_per_sequence=counts["document"],
         example_ids=np.arange(2 * size),
         example_sequences=np.arange(2 * size) // 2,
         example_epochs=np.zeros(2 * size, int),
     )
+
+
+def random_labels(label: Label, head: HeadConfig, document_ids: Tensor, generator: torch.Generator) -> Tensor:
+    """Random labels for the two documents of each sequence: (B, T) for tokens, (B, 2, …) for documents."""
+    size, length = len(document_ids), int((document_ids[0] == 1).sum())
+    if label.per == "token":
+        labels = torch.randint(0, max(head.outputs, 1), document_ids.shape, generator=generator)
+        if head.kind == "mlm":
+            labels = labels.masked_fill(torch.rand(labels.shape, generator=generator) > 0.3, IGNORE_INDEX)
+        return labels.masked_fill(document_ids == 0, IGNORE_INDEX)
+    shape = (size, 2, *([label.width] if label.width else []))
+    if label.dtype == "float32":
+        return torch.rand(shape, generator=generator)
+    if label.is_position:
+        return torch.randint(0, length, shape, generator=generator) + torch.tensor([0, length])
+    num_values = 2 if label.width else head.next_sentence_classes or head.outputs
+    return torch.randint(0, num_values, shape, generator=generator)

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from qkv.data.encode.encoders import parse_number
+from qkv.data.modalities import parse_number
 from qkv.data.problems import InvalidRecord
 from qkv.data.records import Record
 from qkv.tasks import metrics

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch.nn import functional as F
 
-from qkv.data.encode.encoders import parse_number
+from qkv.data.modalities import parse_number
 from qkv.data.records import Record
 from qkv.tasks import metrics
 from qkv.tasks.judges.judge import BATCH_SIZE, Judge, Prediction, has_number, has_texts

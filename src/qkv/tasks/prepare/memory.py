@@ -150,13 +150,13 @@ def choose_micro_batch(
         return 0, ""
     section, sequence, usable = recipe.train, sum(data.max_lengths), int(USABLE_FRACTION * free)
     batch = next(iter(Loader(data)))
-    fraction, max_source_length = labelled_fraction(batch), batch.source_max_document_length
+    fraction, max_source = labelled_fraction(batch), longest_source(batch)
     estimate = estimate_memory(recipe, config, data.max_lengths, fraction)
 
     def needed(tokens: int, checkpointing: bool = section.gradient_checkpointing) -> int:
         batch_size = max(1, tokens // sequence)
         return estimate.fixed // shards + activation_bytes(
-            config, batch_size, data.max_lengths, fraction, estimate.precision, checkpointing, max_source_length
+            config, batch_size, data.max_lengths, fraction, estimate.precision, checkpointing, max_source
         )
 
     def describe(tokens: int) -> str:
@@ -184,9 +184,15 @@ def choose_micro_batch(
     raise UsageError(f"{describe(size)}, so the system would end the run. {change}")
 
 
+def longest_source(batch: Batch) -> int:
+    """An upper bound on the length of the sources of a batch; 0 if it has none."""
+    return 0 if batch.inputs.source is None else batch.inputs.source.max_document_length
+
+
 def labelled_fraction(batch: Batch) -> float:
     """The fraction of a batch's target positions that have a label."""
-    return batch.num_labels / batch.labels.numel() if batch.labels is not None else 0.0
+    labels = batch.token_labels
+    return 0.0 if labels is None else batch.num_token_labels / labels.numel()
 
 
 def resolve_precision(recipe: Recipe) -> str:

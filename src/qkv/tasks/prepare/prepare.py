@@ -379,7 +379,7 @@ def uses_in_batch_negatives(recipe: Recipe, fields: frozenset[str]) -> bool:
 def check_token_types(config: Config, tokenizer: Tokenizer, stream: SequenceStream) -> None:
     """Raise an error if the tokenizer gives the second of two texts a token type that the model does not have."""
     second, known = SpecialTokenTemplate.from_tokenizer(tokenizer).second_token_type, config.stack.token_types
-    if "token_type_ids" in stream.optional_fields and 0 < known <= second:
+    if stream.has_token_types and 0 < known <= second:
         raise UsageError(
             f"the tokenizer gives the second of two texts the token type {second}, but this model has only {known} "
             "token type; use the tokenizer that belongs to the model"

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from qkv.data.cache.examples import InMemoryExamples
-from qkv.data.encode.encoders import EncodeAnswer
-from qkv.data.objectives import QuestionAnsweringObjective
+from qkv.data.objectives.question_answering import EncodeAnswer, QuestionAnsweringObjective
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.problems import Problems
 from qkv.data.records import FileLocation, Record

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.data.encode.encoders import parse_number
+from qkv.data.modalities import parse_number
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.problems import InvalidRecord

@@ -14,7 +14,8 @@ from torch import Tensor
 from qkv.blocks import Inputs, SequenceLayout
 from qkv.blocks.inputs import pad_sequences
 from qkv.data.cache.examples import InMemoryExamples
-from qkv.data.objectives import IGNORE_INDEX, ClassificationObjective, FlatExamples
+from qkv.data.objectives import IGNORE_INDEX, FlatExamples
+from qkv.data.objectives.classification import ClassificationObjective
 from qkv.errors import UsageError
 from qkv.models import Config, Network
 from qkv.progress import OnProgress
@@ -63,7 +64,7 @@ class ExampleBatches:
         self.lengths = examples.lengths
         self.pad_token_id = pad_token_id
         self.ids = self._split(examples.ids)
-        self.labels = None if examples.labels is None else self._split(examples.labels)
+        self.labels = self._split(examples.labels["tokens"]) if "tokens" in examples.labels else None
         types = examples.token_type_ids
         has_types = network.config.stack.token_types > 1
         self.token_type_ids = self._split(types) if has_types and types is not None else None

@@ -7,8 +7,9 @@ import numpy as np
 from torch.nn import functional as F
 
 from qkv.data.encode.encoders import EncodeText
-from qkv.data.objectives import IGNORE_INDEX, FlatExamples, MaskedLMObjective
+from qkv.data.objectives import IGNORE_INDEX, FlatExamples
 from qkv.data.objectives.base import require_token
+from qkv.data.objectives.masked_lm import MaskedLMObjective
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.problems import Problems
 from qkv.data.records import Record
@@ -77,7 +78,9 @@ def run(
     flat = np.concatenate([*parts, []]).astype(np.int64)
     labels = np.where(flat == mask, mask, IGNORE_INDEX)
     found: list[dict[int, tuple[list[float], list[int]]]] = [{} for _ in ids]  # position → probabilities and tokens
-    batched = ExampleBatches(model.network, FlatExamples(lengths, flat, labels), model.config.pad_token_id or 0)
+    batched = ExampleBatches(
+        model.network, FlatExamples(lengths, flat, {"tokens": labels}), model.config.pad_token_id or 0
+    )
     with eval_mode(model.network):
         for chosen in batches(lengths, batch_size, progress):
             predictions: list[tuple[list[float], list[int]]] = []  # of all masks of the batch

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.encode.chat import EncodeChat
 from qkv.data.encode.encoders import EncodeText
-from qkv.data.objectives import IGNORE_INDEX, CausalLMObjective
+from qkv.data.objectives import IGNORE_INDEX
+from qkv.data.objectives.causal_lm import CausalLMObjective
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.objectives.windows import WindowObjective
 from qkv.data.problems import InvalidRecord, Problems

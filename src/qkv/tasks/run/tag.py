@@ -8,8 +8,9 @@ import numpy as np
 
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.encode.align import first_nonspace_character
-from qkv.data.objectives import IGNORE_INDEX, TaggingObjective
+from qkv.data.objectives import IGNORE_INDEX
 from qkv.data.objectives.table import OBJECTIVES
+from qkv.data.objectives.tagging import TaggingObjective
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError, UsageError

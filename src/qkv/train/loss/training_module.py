@@ -10,6 +10,7 @@ only there.
 B batch, T positions, E documents in a sequence, C model width, V outputs, N positions with a label
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +25,9 @@ from qkv.blocks.head import document_membership, pooled_index
 from qkv.blocks.kernels.linear_gelu import install_fused_gelu
 from qkv.blocks.kernels.selection import MIN_QUERY_REDUCTION, gather_positions
 from qkv.data.load.batch import Batch
-from qkv.data.objectives import IGNORE_INDEX
+from qkv.data.objectives.base import IGNORE_INDEX
+from qkv.data.objectives.loss import ForwardPass, LossSums
+from qkv.data.objectives.table import OBJECTIVES
 from qkv.models import Network
 from qkv.train.loss import fused_cross_entropy as fused
 from qkv.train.loss.fused_cross_entropy import VOCAB_MULTIPLE, compute_dtype, fused_cross_entropy
@@ -46,6 +49,7 @@ class LabelledBatch:
     batch: Batch
     positions: Tensor | None  # flat indices (N,), or (B, Q) if Q positions of each sequence are selected; None: all
     targets: Tensor | None  # (N,) the label of each position; IGNORE_INDEX for padding
+    loss: Callable[[ForwardPass], LossSums]  # of the batch's objective; found here, not in code that is compiled
 
 
 def make_labelled_batch(batch: Batch, device: torch.device, round_to: int = 1) -> LabelledBatch:
@@ -54,10 +58,10 @@ def make_labelled_batch(batch: Batch, device: torch.device, round_to: int = 1) -
     N is rounded up to a multiple of `round_to`, so that the shapes seldom change.
     """
     positions = targets = None
-    if batch.labels is not None:
-        flat = batch.labels.flatten()
-        if batch.num_labels < DENSE_THRESHOLD * flat.numel():
-            indices, is_label = find_labelled_positions(batch.labels.numpy(), round_to)
+    if batch.token_labels is not None:
+        flat = batch.token_labels.flatten()
+        if batch.num_token_labels < DENSE_THRESHOLD * flat.numel():
+            indices, is_label = find_labelled_positions(batch.token_labels.numpy(), round_to)
             positions = torch.from_numpy(indices)
             targets = torch.where(torch.from_numpy(is_label), flat[positions], IGNORE_INDEX).flatten()
         else:
@@ -66,7 +70,8 @@ def make_labelled_batch(batch: Batch, device: torch.device, round_to: int = 1) -
         batch = batch.pin_memory()
         positions, targets = (None if t is None else t.pin_memory() for t in (positions, targets))
     positions, targets = (None if t is None else t.to(device, non_blocking=True) for t in (positions, targets))
-    return LabelledBatch(batch.to(device, non_blocking=True), positions, targets)
+    loss = OBJECTIVES.find(batch.objective).loss
+    return LabelledBatch(batch.to(device, non_blocking=True), positions, targets, loss)
 
 
 def find_labelled_positions(labels: np.ndarray, round_to: int) -> tuple[np.ndarray, np.ndarray]:
@@ -98,8 +103,9 @@ class TrainingModule(nn.Module):
     def __init__(self, network: Network, section: ObjectiveSection) -> None:
         super().__init__()
         self.network = network
-        self.label_smoothing = section.label_smoothing
-        self.temperature = section.temperature
+        self.options = section
+        # In an encoder-decoder, the last block computes all positions.
+        self.can_select = not network.has_source
         self.notes: list[str] = []
 
     def install_kernels(self, precision: str) -> None:
@@ -117,56 +123,10 @@ class TrainingModule(nn.Module):
 
     def forward(self, labelled_batch: LabelledBatch, per_token: Tensor, per_document: Tensor) -> Tensor:
         """The loss of a batch. `per_token` is 1 / the number of token labels of all ranks, `per_document` likewise."""
-        batch = labelled_batch.batch
-        if batch.labels is None and batch.source_ids is not None:
-            return self.contrastive_loss(batch) * per_document
-        selected = self.selected_positions(labelled_batch)
-        x, layout = self.hidden_states(batch, selected)
-        loss = x.new_zeros((), dtype=torch.float32)
-        if labelled_batch.targets is not None:
-            labelled = x if selected is not None else gather_positions(x, labelled_batch.positions)
-            loss = loss + self.token_loss(labelled.reshape(-1, x.shape[-1]), labelled_batch.targets) * per_token
-        if batch.span_starts is not None:
-            loss = loss + self.span_loss(x, batch) * per_document
-        elif batch.has_document_labels:
-            loss = loss + self.document_loss(x, layout, batch) * per_document
-        return loss
-
-    def selected_positions(self, labelled_batch: LabelledBatch) -> Tensor | None:
-        """The positions, (N,) or (B, Q), that the last block must compute; None: all of them."""
-        batch, pooling = labelled_batch.batch, self.network.head.config.pool
-        if self.network.has_source or batch.span_starts is not None:
-            return None
-        if batch.labels is not None:
-            return None if batch.has_document_labels else labelled_batch.positions
-        if pooling == "mean":
-            return None
-        index = pooled_index(document_membership(batch.document_ids, batch.max_documents), pooling)  # (B, E)
-        start = torch.arange(len(index), device=index.device)[:, None] * batch.document_ids.shape[1]
-        return start + index
-
-    def hidden_states(self, batch: Batch, selected: Tensor | None = None) -> tuple[Tensor, SequenceLayout]:
-        """Return the input of the head and its layout: (B, T, C), or (N, C) if positions are selected."""
-        layout: dict[str, Any] = {}
-        if not self.can_skip_mask(batch):
-            layout = {"document_ids": batch.document_ids, "positions": batch.positions}
-            layout |= {"max_documents": batch.max_documents, "max_document_length": batch.max_document_length}
-        source = self._source_inputs(batch)
-        inputs = Inputs(batch.ids, token_type_ids=batch.token_type_ids, source=source, **layout)
-        return self.network.hidden(inputs, selected=selected)
-
-    def _source_inputs(self, batch: Batch) -> Inputs | None:
-        if batch.source_ids is None:
-            return None
-        if self.can_skip_source_mask(batch):
-            return Inputs(batch.source_ids)
-        return Inputs(
-            batch.source_ids,
-            document_ids=batch.source_document_ids,
-            positions=batch.source_positions,
-            max_documents=batch.max_documents,
-            max_document_length=batch.source_max_document_length,
-        )
+        sums = labelled_batch.loss(BatchPass(self, labelled_batch))
+        weighted = zip(sums, (per_token, per_document), strict=True)
+        losses = [loss * weight for loss, weight in weighted if loss is not None]
+        return losses[0] if len(losses) == 1 else losses[0] + losses[1]
 
     def normalize_padding_flags(self, batch: Batch) -> Batch:
         """Set the padding flags of a batch to `can_skip_mask`: batches with the same kernels share a CUDA graph."""
@@ -178,17 +138,25 @@ class TrainingModule(nn.Module):
 
         Under a causal mask, right-padding is harmless: no real token attends to it, and its outputs are ignored.
         """
-        stack = self.network.config.stack
-        if batch.labels is None or batch.class_labels is not None or batch.ids.shape[1] > stack.max_positions:
+        if batch.token_labels is None or batch.has_document_labels:
             return False
-        return batch.unpadded or (batch.one_document_each and self.network.config.family != "encoder")
+        if batch.inputs.ids.shape[1] > self.network.config.stack.max_positions:
+            return False
+        return batch.unpadded or (batch.one_document_each and self.network.is_causal)
 
     def can_skip_source_mask(self, batch: Batch) -> bool:
         """The same for source sequences. Their mask is not causal, so there must be no padding."""
-        stack, source = self.network.config.encoder, batch.source_ids
+        stack, source = self.network.config.encoder, batch.inputs.source
         if stack is None or source is None:
             return False
-        return batch.source_unpadded and source.shape[1] <= stack.max_positions
+        return batch.source_unpadded and source.ids.shape[1] <= stack.max_positions
+
+    def network_inputs(self, batch: Batch) -> Inputs:
+        """The inputs of a batch, without the layout of sides that need no mask."""
+        inputs, source = batch.inputs, batch.inputs.source
+        if source is not None and self.can_skip_source_mask(batch):
+            source = without_layout(source)
+        return replace(without_layout(inputs) if self.can_skip_mask(batch) else inputs, source=source)
 
     def token_loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """The summed cross-entropy of the hidden states (N, C) at labelled positions."""
@@ -201,7 +169,7 @@ class TrainingModule(nn.Module):
         pays = num_chunks > 1 or not x.is_cuda or has_kernel
         if type(out) is nn.Linear and type(out.weight) is nn.Parameter and pays:
             x = head.transform(x).to(out.weight.dtype)
-            return fused_cross_entropy(x, out.weight, out.bias, targets, self._smoothing, num_chunks)
+            return fused_cross_entropy(x, out.weight, out.bias, targets, self.smoothing, num_chunks)
         if num_chunks == 1:
             return self.token_cross_entropy(x, targets)
         pairs = zip(x.chunk(num_chunks), targets.chunk(num_chunks), strict=True)
@@ -213,80 +181,66 @@ class TrainingModule(nn.Module):
         head = self.network.head
         padding = -head.config.outputs % VOCAB_MULTIPLE
         if not padding or not x.is_cuda or head.out is None:
-            return cross_entropy(head.project(x), targets, self._smoothing)
+            return cross_entropy(head.project(x), targets, self.smoothing)
         # Pad the vocabulary to a multiple of VOCAB_MULTIPLE: a GPU then computes this large product faster.
         weight = F.pad(head.out.weight, (0, 0, 0, padding))
         bias = None if head.out.bias is None else F.pad(head.out.bias, (0, padding))
         logits = F.linear(head.transform(x), weight, bias)[:, : head.config.outputs]
-        return cross_entropy(logits, targets, self._smoothing)
-
-    def document_loss(self, x: Tensor, layout: SequenceLayout, batch: Batch) -> Tensor:
-        """The summed loss of document labels: cross-entropy of classes or label sets, or squared error of scores."""
-        head = self.network.head if self.network.head.sentence is None else self.network.head.sentence
-        if x.dim() == 2:  # the last block has computed only what the head would pool
-            out: Tensor = head.project(x.view(batch.batch_size, batch.max_documents, -1))
-        else:
-            out = head(x, layout, batch.max_documents)
-        if batch.scores is not None:
-            error = out[..., 0].float() - batch.scores.nan_to_num()
-            squares: Tensor = (error.square() * batch.scores.isfinite()).sum()
-            return squares
-        if batch.label_sets is not None:  # one binary cross-entropy for each label
-            sets = batch.label_sets.view(out.shape)
-            targets = sets.clamp(min=0) * (1 - self._smoothing) + self._smoothing / 2
-            losses = F.binary_cross_entropy_with_logits(out.float(), targets.float(), reduction="none")
-            return (losses * (sets != IGNORE_INDEX)).sum()
-        assert batch.class_labels is not None
-        return cross_entropy(out.flatten(0, 1), batch.class_labels.flatten(), self._smoothing)
-
-    def span_loss(self, x: Tensor, batch: Batch) -> Tensor:
-        """The summed loss of the start and the end of answers, each a softmax over the positions of its document."""
-        assert batch.span_starts is not None
-        assert batch.span_ends is not None
-        out = self.network.head.project(x).float()  # (B, T, 2)
-        member = document_membership(batch.document_ids, batch.max_documents)  # (B, E, T)
-        member = member | ~member.any(-1, keepdim=True)  # a missing document has no label, but must not give NaN
-        total = x.new_zeros((), dtype=torch.float32)
-        for side, labels in enumerate((batch.span_starts, batch.span_ends)):
-            logits = out[:, None, :, side].masked_fill(~member, float("-inf"))  # (B, E, T)
-            total = total + cross_entropy(logits.flatten(0, 1), labels.flatten(), 0.0) / 2
-        return total
-
-    def contrastive_loss(self, batch: Batch) -> Tensor:
-        """Return the summed InfoNCE loss of pairs of documents, or their squared error if they have scores.
-
-        InfoNCE: each source must find its target among all targets of the micro-batch, and each target its source. The
-        loss of a pair is the mean of both. The squared error is that of the cosine against the score.
-        """
-        network = self.network
-        assert batch.source_ids is not None
-        assert batch.source_document_ids is not None
-        embeddings = []
-        for ids, document_ids, positions in (
-            (batch.source_ids, batch.source_document_ids, batch.source_positions),
-            (batch.ids, batch.document_ids, batch.positions),
-        ):
-            x, layout = network.hidden(
-                Inputs(ids, document_ids=document_ids, positions=positions, max_documents=batch.max_documents)
-            )
-            pooled = network.head(x, layout, batch.max_documents).flatten(0, 1)  # (B·E, C)
-            embeddings.append(F.normalize(pooled.float(), dim=-1))
-        source, target = embeddings
-        if batch.scores is not None:
-            scores = batch.scores.flatten()
-            return (((source * target).sum(-1) - scores.nan_to_num()).square() * scores.isfinite()).sum()
-        number = torch.arange(1, batch.max_documents + 1, device=source.device)
-        exists = (batch.document_ids[:, :, None] == number).any(1).flatten()  # (B·E,) which slots hold a pair
-        with torch.autocast(source.device.type, enabled=False):  # dividing by a small number magnifies rounding
-            logits = (source @ target.T) / self.temperature
-        labels = torch.arange(len(source), device=source.device).masked_fill(~exists, IGNORE_INDEX)
-        forward = cross_entropy(logits.masked_fill(~exists[None], -1e9), labels, 0.0)
-        backward = cross_entropy(logits.T.masked_fill(~exists[None], -1e9), labels, 0.0)
-        return (forward + backward) / 2
+        return cross_entropy(logits, targets, self.smoothing)
 
     @property
-    def _smoothing(self) -> float:
-        return self.label_smoothing if self.training else 0.0
+    def smoothing(self) -> float:
+        """The label smoothing: none in evaluation."""
+        return self.options.label_smoothing if self.training else 0.0
+
+
+class BatchPass:
+    """The network and a labelled batch: what a loss is computed from (`ForwardPass`)."""
+
+    def __init__(self, module: TrainingModule, labelled_batch: LabelledBatch) -> None:
+        self.module, self.labelled, self.batch = module, labelled_batch, labelled_batch.batch
+        self.inputs, self.labels = self.batch.inputs, self.batch.labels
+        self.head, self.options, self.label_smoothing = module.network.head, module.options, module.smoothing
+
+    def hidden(self, inputs: Inputs | None = None) -> tuple[Tensor, SequenceLayout]:
+        """The input of the head at all positions, (B, T, C), and its layout. The default input is that of the batch."""
+        network = self.module.network
+        return network.hidden(self.module.network_inputs(self.batch) if inputs is None else inputs)
+
+    def token_losses(self, x: Tensor | None = None) -> Tensor:
+        """The summed cross-entropy of the labels of tokens, from the hidden states `x` (B, T, C).
+
+        Without `x`, the last block computes only the positions that have a label.
+        """
+        network, positions, targets = self.module.network, self.labelled.positions, self.labelled.targets
+        assert targets is not None
+        if x is None and self.module.can_select:
+            x = network.hidden(self.module.network_inputs(self.batch), selected=positions)[0]
+        else:
+            x = gather_positions(self.hidden()[0] if x is None else x, positions)
+        return self.module.token_loss(x.reshape(-1, x.shape[-1]), targets)
+
+    def document_outputs(self) -> Tensor:
+        """The outputs of a head that pools, (B, E, V). The last block computes only what the head pools."""
+        inputs, pooling = self.inputs, self.head.config.pool
+        assert inputs.document_ids is not None
+        if pooling == "mean" or not self.module.can_select:
+            x, layout = self.hidden()
+            out: Tensor = self.head(x, layout, inputs.max_documents)
+            return out
+        index = pooled_index(document_membership(inputs.document_ids, inputs.max_documents), pooling)  # (B, E)
+        start = torch.arange(len(index), device=index.device)[:, None] * inputs.ids.shape[1]
+        x, _ = self.module.network.hidden(self.module.network_inputs(self.batch), selected=start + index)
+        return self.head.project(x.view(inputs.batch_size, inputs.max_documents, -1))
+
+    def cross_entropy(self, logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """The summed cross-entropy of logits (N, V) and targets (N,), without targets that are `IGNORE_INDEX`."""
+        return cross_entropy(logits, targets, label_smoothing)
+
+
+def without_layout(inputs: Inputs) -> Inputs:
+    """The inputs as one document per sequence, without padding."""
+    return replace(inputs, document_ids=None, positions=None, max_documents=0, max_document_length=0)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
@@ -298,10 +252,3 @@ def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float) -> Te
     dtype = torch.promote_types(logits.dtype, torch.float32)
     options: dict[str, Any] = {"ignore_index": IGNORE_INDEX, "reduction": "sum", "label_smoothing": label_smoothing}
     return F.cross_entropy(logits.to(dtype), targets, **options)
-
-
-def count_labels(batch: Batch) -> tuple[int, int]:
-    """The numbers of token labels and of document labels (or pairs) in a batch."""
-    if batch.labels is None and batch.source_ids is not None and batch.scores is None:
-        return 0, len(batch.example_ids)
-    return batch.num_labels, batch.num_example_labels

@@ -37,7 +37,7 @@ def run(experiment: Experiment) -> Iterator[Point]:
         reference = gradient_of(module, loss_of_batch(module, batch))
         for count in settings.num_micro_batches:
             parts = batch.split(count)
-            whole = sum(gradient_of(module, loss_of_batch(module, part, batch.num_labels)) for part in parts)
+            whole = sum(gradient_of(module, loss_of_batch(module, part, batch.num_token_labels)) for part in parts)
             means = sum(gradient_of(module, loss_of_batch(module, part)) for part in parts) / count
             for name, gradient in ((SUM, whole), (MEANS, means)):
                 difference = ((gradient - reference).norm() / reference.norm()).item()
