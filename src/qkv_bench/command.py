@@ -40,10 +40,10 @@ def bench(
 ) -> None:
     """Measure the throughput of a model (prefill, decoding, the engine, beam search) against the hardware's limits.
 
-    The limits are memory bandwidth and matrix-multiply FLOP/s; they are measured in the model's dtype. A step must read
-    all weights and the cache once, so the limits give a minimum time for it. The table shows the fraction of the limit
-    that is reached at each batch size. The batch size grows until the time is spent. On a CPU, a second table compares
-    weights in float32, bfloat16, int8 and int4 for one sequence, unless --dtype, --int8 or --int4 chooses one.
+    The limits are memory bandwidth and matrix-multiply FLOP/s, measured in the model's dtype. They give a minimum time
+    for a step, which must read all weights and the cache once. The table shows the fraction of the limit for each batch
+    size. The batch size grows until the time is spent. On a CPU, a second table compares weights in float32, bfloat16,
+    int8 and int4 for one sequence, unless --dtype, --int8 or --int4 chooses one of them.
 
     Examples:
         qkv bench gpt2

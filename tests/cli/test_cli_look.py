@@ -104,7 +104,7 @@ def test_mask_packs_texts_and_pads_them(models: Path, capsys: pytest.CaptureFixt
     assert cli.run_command([*arguments, "--json"]) == 0
     mask = json.loads(capsys.readouterr().out)["attention"][0]["masks"][0]
     assert (unpack(mask["reasons"]) == 0).sum() == 3 * 4 // 2 + 5 * 6 // 2
-    assert mask["blind_queries"] == mask["padding_queries"] == [8, 9]
+    assert mask["fully_masked_queries"] == mask["padding_queries"] == [8, 9]
 
 
 def test_layers_that_only_one_stack_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,8 +126,8 @@ def test_layers_that_only_one_stack_has(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["decoder"], "give a text after the model"),
-        (["decoder", "a", "b"], "one page shows one text"),
+        (["decoder"], "no text to look at"),
+        (["decoder", "a", "b"], "a page shows one text"),
         (["decoder", " "], "the text is empty"),
         (["decoder", "a" * 60], "60 tokens are more than the 48 positions"),
         (["decoder", "the", "--target", "cat"], "is for an encoder-decoder"),

@@ -58,17 +58,17 @@ def chat(
     system
         The system prompt: instructions for the model before the first message.
     max_tokens
-        The largest number of new tokens of an answer.
+        Maximum number of new tokens of an answer.
     temperature
-        0 always takes the most likely token; higher values give more varied answers.
+        0: always take the most likely token. Higher values give more varied answers.
     top_p
         Sample from the most likely tokens with this total probability.
     seed
-        The same seed gives the same answers.
+        Seed of the random numbers: the same seed gives the same answers.
     template
-        "plain" for a model without a chat template: "User: …" and "Assistant: …".
+        For a model without a chat template, use plain: it writes "User: …" and "Assistant: …".
     special
-        Parse the names of control tokens in messages, such as <|im_end|>. Use it only for messages of your own.
+        Parse the names of control tokens in messages, such as <|im_end|>. Use it only for your own messages.
     int8
         Quantize the linear layers to int8, for CPUs.
     json
@@ -76,7 +76,7 @@ def chat(
     """
     check_minimum("max-tokens", max_tokens, 1)
     if sys.stdin is None:
-        raise QkvError("there is no input: stdin is closed; give messages on stdin, one for each line")
+        raise QkvError("there is no input, because stdin is closed; write messages to stdin, one per line")
     with fast_imports():
         from qkv import api
         from qkv.tasks.evaluate import TASKS, find_task

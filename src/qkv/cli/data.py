@@ -23,7 +23,7 @@ def data(
     examples: int = 3,
     json: Json = False,
 ) -> None:
-    """Inspect your data files: fields, number of examples, lengths, padding, first examples, and problems.
+    """Inspect data files: fields, number of examples, lengths, padding, first examples, and problems.
 
     Examples:
         qkv data train.tsv
@@ -34,23 +34,23 @@ def data(
     Parameters
     ----------
     files
-        Files, globs or folders; or field=file for each of several line-aligned files.
+        Files, globs or folders; for line-aligned files, field=file for each file.
     valid
-        A validation file, once for each; it is shown after the other files.
+        A validation file, shown after the other files. Repeat the option for several files.
     test
-        A test file, once for each; it is shown last.
+        A test file, shown last. Repeat the option for several files.
     tokenizer
-        A model folder or tokenizer.json; with it, lengths and first examples are also shown in tokens.
+        A model folder or tokenizer.json. Lengths and first examples are then also shown in tokens.
     format
-        The format of the files; by default it follows from their extension and their first lines.
+        Format of the files. Default: detected from the extension and the first lines.
     columns
-        field=column for each column to read; by default all columns are read.
+        field=column. Repeat the option for each column to read. Default: all columns.
     records_key
-        Where in a JSON document the list of records is.
+        Path of the list of records in a JSON document, such as data.train.
     max_length
-        The sequence length for which padding is estimated.
+        Sequence length for which to estimate the padding.
     examples
-        The number of first examples to show.
+        Number of examples to show.
     """
     from qkv.data.readers import DataFiles
     from qkv.data.survey import survey_files
@@ -59,7 +59,7 @@ def data(
     from qkv.text import Tokenizer
 
     if not files:
-        raise UsageError("no files were given; for example: qkv data train.tsv")
+        raise UsageError("no files to inspect; name at least one, for example: qkv data train.tsv")
     check_minimum("max-length", max_length, 2)
     check_minimum("examples", examples, 0)
     chosen = parse_fields(columns or [], "--columns", required=True)
@@ -87,14 +87,14 @@ def data(
 
 
 def parse_files(arguments: Sequence[str]) -> list[str] | dict[str, str]:
-    """Files as a list, or by field if they are given as field=file. A file that is given twice is an error."""
+    """Files as a list, or by field if they are given as field=file. Raises an error if a file is given twice."""
     if named := parse_fields(arguments, "line-aligned files"):
         return named
     paths: set[str] = set()
     for file in arguments:
         path = os.path.realpath(to_path(file))
         if path in paths:
-            raise UsageError(f"{file}: this file was given twice; give each file once")
+            raise UsageError(f"{file}: this file is named twice; name each file once")
         paths.add(path)
     return list(arguments)
 
@@ -103,10 +103,10 @@ def parse_fields(arguments: Sequence[str], description: str, *, required: bool =
     """Parse arguments `field=value`. If one of them has this form, or it is `required`, all must have it."""
     plain = [argument for argument in arguments if "=" not in argument or Path(argument).exists()]
     if plain and (required or len(plain) < len(arguments)):
-        choice = "" if required else ", or none of them"
-        raise UsageError(f"{description}: {plain[0]!r} is not field=value; give all of them as field=value{choice}")
+        choice = "" if required else ", or none"
+        raise UsageError(f"{description}: {plain[0]!r} is not of the form field=value; write all values so{choice}")
     pairs = [argument.partition("=") for argument in arguments if not plain]
     names = [name for name, _, _ in pairs]
     if repeated := [name for name in names if names.count(name) > 1]:
-        raise UsageError(f"{description}: the field {repeated[0]!r} was given twice; give each field once")
+        raise UsageError(f"{description}: the field {repeated[0]!r} is named twice; name each field once")
     return {name: value for name, _, value in pairs}

@@ -7,7 +7,7 @@ from qkv.cli.shared import Json, StdoutConsole, app, print_json
 def doctor(name: str, /, *overrides: str, json: Json = False) -> None:
     """Check a model or a recipe: leaks, gradients, tied weights, KV cache, tokenizer, dead neurons, learning rate.
 
-    It trains copies for a few steps and changes nothing. The exit code is 1 if a check fails.
+    It trains copies of the model for a few steps, and changes no files. The exit code is 1 if a check fails.
 
     Examples:
         qkv doctor my.toml
@@ -18,7 +18,7 @@ def doctor(name: str, /, *overrides: str, json: Json = False) -> None:
     Parameters
     ----------
     name
-        A recipe file or a built-in recipe (new weights are checked), a model folder, a hub id, or a preset.
+        A model folder, a hub id or a preset; or a recipe, to check a model with new weights.
     overrides
         Changes to the recipe as key=value, as in qkv train.
     """

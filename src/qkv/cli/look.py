@@ -36,8 +36,8 @@ def look(
 
     The page shows tokens, embeddings, all attention heads with their numbers step by step, predictions after each
     layer, neurons, the tree of a beam search, and the alignment of an encoder-decoder. It is one file that needs no
-    network. With --mask, the page shows only the attention mask, with the reason of each masked cell; several texts
-    are then packed into one sequence. With --json, a file is written only if --out is given.
+    network. With --mask, the page shows only the attention mask, and why each masked cell is masked; several texts are
+    packed into one sequence. --json writes a page only if --out names one.
 
     Examples:
         qkv look runs/dates "Dienstag, 4. Mai 2021"
@@ -53,31 +53,32 @@ def look(
     texts
         The text; for an encoder-decoder, the source. An encoder reads a pair of texts with a tab between them.
     target
-        What an encoder-decoder reads as its target; by default, it is the model's own output. With --mask, give one
-        for each text.
+        The target text of an encoder-decoder. Default: the model's own output. With --mask, one --target for each text.
     mask
-        Show the mask instead: padding, future, other documents, sliding window.
+        Show only the mask: padding, future, other documents, sliding window.
     layers
-        The layers to show, such as 0,2 or 4-7; by default all.
+        Layers to show, such as 0,2 or 4-7. Default: all.
     heads
-        The heads to show, such as 0,2 or 4-7; by default all.
+        Heads to show, such as 0,2 or 4-7. Default: all.
     beam
-        The number of beams of the search; 1 for no search.
+        Number of beams of the search; 1: no search.
     max_tokens
-        The maximum number of tokens that the search generates.
+        Maximum number of tokens that the search generates.
     length
-        With --mask: pad the sequence to this number of tokens.
+        With --mask, pad the sequence to this number of tokens.
     out
-        The file to write: a page (.html, by default look.html), a picture of the heads (.svg), or the numbers (.json).
+        File to write: a page (.html), a picture of the heads (.svg), or the numbers (.json). Default: look.html.
     """
     if not texts:
-        raise UsageError('give a text after the model, such as: qkv look runs/dates "4 May 2021"')
+        raise UsageError('no text to look at; write it after the model, for example: qkv look runs/dates "4 May 2021"')
     if len(texts) > 1 and not mask:
-        raise UsageError(f"{len(texts)} texts: one page shows one text; put it in quotes (--mask packs several texts)")
+        raise UsageError(
+            f"{len(texts)} texts, but a page shows one text; put the text in quotes (only --mask takes several texts)"
+        )
     if target is not None and len(target) > 1 and not mask:
         raise UsageError(f"{len(target)} targets for one text; give one --target")
     if not all(text.strip() for text in texts):
-        raise UsageError("the text is empty; give at least one character that is not a space")
+        raise UsageError("the text is empty; write at least one character that is not a space")
     if length is not None and not mask:
         raise UsageError("--length pads the mask; add --mask or leave it out")
     if out is not None and out.suffix not in SUFFIXES:

@@ -12,8 +12,8 @@ from qkv.errors import UsageError, suggest_name
 def info(model: str, /, *, context: int | None = None, json: Json = False) -> None:
     """Show the parameters, FLOPs and memory of a model.
 
-    No weights are loaded or allocated, so this is fast for any size. The tensors of a folder are checked against its
-    config.
+    This is fast for models of any size, because it does not load or allocate weights. For a folder, it also checks that
+    the tensors match the config.
 
     Examples:
         qkv info gpt3-175b
@@ -23,10 +23,10 @@ def info(model: str, /, *, context: int | None = None, json: Json = False) -> No
     Parameters
     ----------
     model
-        A preset (qkv info presets lists them), a qkv or Hugging Face folder, a hub id, or a bundled model (qkv
-        models).
+        A preset (qkv info presets lists them), a qkv or Hugging Face folder, a hub id, or a bundled model (qkv models
+        lists them).
     context
-        The context length at which FLOPs are counted; by default the model's maximum, but at most 2,048.
+        Context length for which to count FLOPs. Default: the model's maximum, but at most 2,048.
     """
     from qkv.models.tables import presets
     from qkv.models.tables.summary import summarise_model
@@ -65,10 +65,10 @@ def _show_presets(json: bool) -> None:
 
     summaries = {name: summarise_model(make()) for name, make in presets.PRESETS.items()}
     if json:
-        print_json({name: {"family": one.family, "parameters": one.total} for name, one in summaries.items()})
+        print_json({name: {"family": model.family, "parameters": model.total} for name, model in summaries.items()})
         return
-    for name, one in summaries.items():
-        print(f"{name:<18} {FAMILY_NAMES[one.family]:<16} {format_count(one.total):>14}")
+    for name, model in summaries.items():
+        print(f"{name:<18} {FAMILY_NAMES[model.family]:<16} {format_count(model.total):>14}")
 
 
 @app.command(name="models")
@@ -85,7 +85,7 @@ def list_models(*, json: Json = False) -> None:
 
     found = list_models()
     if json:
-        print_json([one.to_dict() for one in found])
+        print_json([model.to_dict() for model in found])
     else:
         print_models(found, StdoutConsole())
 
@@ -101,9 +101,9 @@ def import_(model: str, /, out: Path | None = None, *, json: Json = False) -> No
     Parameters
     ----------
     model
-        A Hugging Face folder, a hub id, or a GGUF file (extra gguf), which is dequantized.
+        A Hugging Face folder, a hub id, or a GGUF file (extra gguf). GGUF weights are dequantized.
     out
-        The folder to write; for a GGUF file, the default is its name without the ending.
+        Folder to write. Default for a GGUF file: its name without the extension.
     """
     from qkv import store
 

@@ -19,13 +19,19 @@ def report(
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
-    """Is my model good, and what next? Print a report on a run, and save a longer one as a web page in one file.
+    """Is my model good, and what next? Print a report on a run, and save a longer report as a web page.
 
-    It shows the two or three changes that are most likely to help, each with its reason and its command; the score with
-    its confidence interval and simple baselines; the errors to read first; the score by class and by length; records
-    that occur in both training and evaluation data; truncated and unusable records; over- or underfitting; and, for
-    classifiers or with --curve-minutes, the gain to expect from twice the data. The model is evaluated on the
-    validation data, so that the test data stays unseen.
+    The report shows:
+    - the two or three changes that are most likely to help
+    - the score with its interval, compared with simple baselines
+    - the score by class and by length
+    - the worst errors and suspect labels
+    - records that are in both training and evaluation data
+    - truncated and unusable records
+    - over- or underfitting
+    - the expected gain from twice the data (for classifiers, or with --curve-minutes)
+
+    The report evaluates the model on the validation data, so that the test data stays unseen.
 
     Examples:
         qkv report runs/reviews
@@ -39,13 +45,12 @@ def report(
     limit
         Maximum number of records to evaluate.
     seconds
-        Maximum time of the evaluation. The comparison of records stops after a third of it.
+        Maximum time of the evaluation. The search for leaked records stops after a third of this time.
     curve_minutes
-        Train the recipe on a quarter, on half and on all of the data, for this time in all, and extrapolate. By default
-        only the curve of a quick baseline is computed, for classifiers.
+        Total time to train the recipe on a quarter, half and all of the data, and extrapolate. Default: only the curve
+        of a quick baseline, for classifiers.
     out
-        The page to write (.html); by default report.html in the folder of the run. With --json, it is written only if
-        it is named.
+        Page to write (.html). Default: report.html in the folder of the run; with --json, no page.
     """
     check_minimum("limit", limit, 1)
     if not (math.isfinite(seconds) and seconds > 0):

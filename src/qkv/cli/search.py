@@ -28,9 +28,9 @@ def index(
 ) -> None:
     """Index text files for search, or update an index: only new and changed files are embedded.
 
-    Files are split into passages. The index has a vector and the words of each passage. Hidden files, files that are
-    not UTF-8 text, and files over 16 MiB are skipped, and so are SVG files, unless one is named as the source. An
-    interrupted build leaves the old index as it was.
+    Files are split into passages. The index stores a vector and the words of each passage. Hidden files, binary files,
+    files that are not UTF-8, and files over 16 MiB are skipped. SVG files in a folder are skipped, too. If a build is
+    interrupted, the old index stays unchanged.
 
     Examples:
         qkv index notes --model models/minilm --out notes.index
@@ -42,15 +42,15 @@ def index(
     source
         A folder, or a text file.
     out
-        The folder of the index.
+        Folder of the index.
     model
-        A model folder or hub id. To update an index, it can be left out.
+        A model folder or hub id. Default when updating an index: the model that built it.
     pooling
         For a model without an embedding head: how to pool its hidden states (mean, first or last).
     max_tokens
-        Maximum number of tokens of a passage; 256 for a new index.
+        Maximum number of tokens of a passage. Default for a new index: 256.
     dtype
-        Dtype of the stored vectors: float32 (for a new index) or float16.
+        Dtype of the stored vectors: float32 or float16. Default for a new index: float32.
     batch_size
         Number of passages in a batch.
     rebuild

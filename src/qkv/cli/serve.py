@@ -24,10 +24,10 @@ def serve(
     json: Json = False,
     settings: Flat = DEFAULTS,
 ) -> None:
-    """Serve models over HTTP, with OpenAI's API and with paths for all tasks. /docs describes them.
+    """Serve models over HTTP, with OpenAI's API and a route for each task. /docs describes them.
 
-    SIGTERM and Ctrl-C let running requests finish. The log has one JSON object on a line for each request, without its
-    text. With --host, other machines can use the server; then it needs --keys.
+    SIGTERM and Ctrl-C let running requests finish. The log has one line of JSON for each request, without its text.
+    --host lets other machines use the server; it requires --keys.
 
     Examples:
         qkv serve runs/dates
@@ -38,12 +38,12 @@ def serve(
     Parameters
     ----------
     models
-        Models by their paths, or as NAME=PATH; the first is the default. Without any, a model in the
-        box (qkv models) or the newest run is served.
+        Models as PATH or NAME=PATH; the first is the default. Without one: a bundled model (qkv models lists them), or
+        the newest run.
     host
-        The address to listen on.
+        Address to listen on.
     port
-        The port to listen on; 0 chooses a free one.
+        Port to listen on; 0: any free port.
     insecure
         Allow a public address without API keys.
     """
@@ -76,9 +76,9 @@ def new_key(file: Path, name: str, /, *, json: Json = False) -> None:
     Parameters
     ----------
     file
-        The file of hashes, for qkv serve --keys.
+        File of hashes, for qkv serve --keys.
     name
-        A name for the key; logs show it.
+        Name of the key, which the log shows.
     """
     from qkv.serve.http.keys import add_key
 

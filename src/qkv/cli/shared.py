@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 from qkv import __version__
 from qkv.errors import UsageError
 from qkv.files import replace_nonfinite
-from qkv.render.console import PlainableConsole
+from qkv.render.console import NoColorConsole
 
 if TYPE_CHECKING:
     from qkv.api import Model
@@ -36,7 +36,7 @@ app = App(
     help=HELP,
     version=__version__,
     help_format="plaintext",
-    console=PlainableConsole(),
+    console=NoColorConsole(),
 )
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print the result as JSON.")]
 Int8 = Annotated[bool, Parameter(name="--int8", negative=())]
@@ -45,7 +45,7 @@ Device = Annotated[str, Parameter(help="Device: cpu, cuda or mps.")]
 StringList = Annotated[list[str] | None, Parameter(negative=())]
 
 
-class StdoutConsole(PlainableConsole):
+class StdoutConsole(NoColorConsole):
     """A console on stdout that raises BrokenPipeError if the reader has exited, as in `qkv … | head`."""
 
     def on_broken_pipe(self) -> None:

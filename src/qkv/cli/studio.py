@@ -27,8 +27,8 @@ def studio(
 ) -> None:
     """Look inside models on a web page: attention, predictions, neurons, beam search; and watch training runs.
 
-    The page is served to this computer only, and needs no network. Ctrl-C stops the server. qkv serve has the same page
-    at /.
+    Only this computer can open the page, and it needs no network. Ctrl-C stops the server. qkv serve shows the same
+    page at /.
 
     Examples:
         qkv studio runs/dates
@@ -38,19 +38,19 @@ def studio(
     Parameters
     ----------
     models
-        Models by their paths, or as NAME=PATH. Without any, a bundled model (qkv models) or the newest run is shown.
+        Models as PATH or NAME=PATH. Without one: a bundled model (qkv models lists them), or the newest run.
     port
-        The port to listen on; 0 chooses a free one.
+        Port to listen on; 0: any free port.
     browser
-        Open a browser; with --no-browser, only print the address.
+        Open a browser; --no-browser only prints the address.
     runs
-        Folders with training runs; by default, runs and the folders of the models.
+        Folders with training runs. Default: ./runs and the folders of the models.
     autoencoder
-        Files of sparse autoencoders, whose features are shown beside the neurons.
+        Sparse autoencoders: the page shows their features beside the neurons.
     examples
-        A text file. Its lines are the texts among which the top examples of a neuron are found.
+        Text file with one text per line. The page chooses the top examples of each neuron from these texts.
     log_file
-        A file for the log of requests.
+        File for the log of requests.
     """
     try:
         from qkv.serve.server import find_default, name_models, run_server

@@ -34,7 +34,7 @@ PAIR_INPUT = "your text\tyour second text"
 def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int = 1, json: Json = False) -> None:
     """Train a model from a recipe, or resume a run.
 
-    The trained model is in the folder of the run. To resume an interrupted run, repeat the command, or give the folder
+    The trained model is in the folder of the run. To resume an interrupted run, repeat the command, or name the folder
     of the run.
 
     Examples:
@@ -48,11 +48,11 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
     recipe
         A recipe file, the name of a built-in recipe, or the folder of a run.
     overrides
-        Changes to the recipe as key=value, for example train.steps=200 or model.width=128.
+        Changes to the recipe: key=value, for example train.steps=200 or model.width=128.
     dry_run
         Show the full recipe, the model, its memory and the first examples, without training.
     processes
-        Number of processes to start on this machine, one for each GPU.
+        Number of processes to start on this machine, usually one per GPU.
     """
     check_minimum("processes", processes, 1)
     if dry_run:
@@ -89,7 +89,7 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
         f"{end.folder}: {', '.join(summary)}" + (f" ({end.subset})" if end.subset else ""),
         *report,
         curves,
-        f"Try it: {try_command(trained, watcher.state.sample)}",
+        f"Try it: {example_command(trained, watcher.state.sample)}",
         f"Is it good, and what next? The whole report: qkv report {shlex.quote(end.folder)}",
     ]
     values = {"run": end.folder, "step": end.step, "seconds": end.seconds, "reason": end.reason, "metrics": end.metrics}
@@ -115,7 +115,7 @@ def report_lines(run: str) -> list[str]:
     return [*summarise_report(report), f"First report: {path}"]
 
 
-def try_command(trained: "TrainingResult", sample: "Sample | None") -> str:
+def example_command(trained: "TrainingResult", sample: "Sample | None") -> str:
     """The command that tries a new model: a chat, or a run on a text like those that it was trained on."""
     from qkv.tasks.evaluate import find_task
 
@@ -197,30 +197,32 @@ def init(
     task
         One of translate, summarise, language, classify, tag, answer, embed, pretrain, spans and denoise.
     files
-        Your training files; field=file for each of several line-aligned files; or a built-in dataset.
+        Training files; for line-aligned files, field=file for each file; or a built-in dataset.
     valid
-        A file to validate on, once for each; by default a part of the training files is held out.
+        Validation file. Repeat the option for several files. Default: hold out a part of the training files.
     test
-        A file to evaluate on, once for each.
+        Test file. Repeat the option for several files.
     format
-        The format of the files; by default it follows from their extension and their first lines.
+        Format of the files. Default: detected from the extension and the first lines.
     columns
-        field=column for each column to read; by default the columns are found by their names.
+        field=column. Repeat the option for each column to read. Default: columns with common names.
     records_key
-        Where in a JSON document the list of records is.
+        Path of the list of records in a JSON document, such as data.train.
     from_
-        A model folder or hub id to fine-tune; by default a new model is trained.
+        Model folder or hub id to fine-tune. Default: train a new model.
     shape
-        The shape of a new model: modern, or exportable, a published one that transformers can load (qkv export).
+        Architecture of a new model: modern, or exportable: a published architecture that transformers can load.
     minutes
-        The training time that you have; by default 10 minutes for little data, and an hour for more.
+        Available training time. Default: 10 minutes for little data, an hour for more.
     out
-        The recipe file to write; by default TASK.toml.
+        Recipe file to write. Default: TASK.toml.
     """
     if not (math.isfinite(minutes) and minutes >= 0):
         raise UsageError(f"--minutes must be >= 0, got {minutes:g}")
     if from_ and shape != "modern":
-        raise UsageError(f"--shape {shape} is for new models, but --from {from_} has a shape; leave one of them out")
+        raise UsageError(
+            f"--shape {shape} is for new models, but --from {from_} already has an architecture; leave one of them out"
+        )
     from qkv.tasks.starters.recipe import starter_recipe
     from qkv.train.recipe.schema import DataSection
 
@@ -238,7 +240,7 @@ def init(
         minutes=minutes,
     )
     if path.exists():
-        raise QkvError(f"{path}: this file already exists and is not overwritten; choose another with --out")
+        raise QkvError(f"{path}: this file already exists, and qkv does not overwrite it; choose another with --out")
     with report_write_errors(path, "choose another file with --out"):
         path.write_text(text, encoding="utf-8")
     written = tomllib.loads(text)["data"].get("columns", {})
@@ -266,7 +268,7 @@ def verify_resume(recipe: str, /, *overrides: str, steps: int = 12, json: Json =
     recipe
         A recipe file, or the name of a built-in recipe.
     overrides
-        Changes to the recipe as key=value, as in qkv train.
+        Changes to the recipe: key=value, as in qkv train.
     steps
         Number of steps to train.
     """

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 
 
-class PlainableConsole(Console):
+class NoColorConsole(Console):
     """A rich console that writes plain text if NO_COLOR is set: no colours, no bold, no cursor movements.
 
     rich itself then leaves out colours only. See https://no-color.org.

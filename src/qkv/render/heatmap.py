@@ -53,7 +53,7 @@ def print_masks(document: Mapping[str, Any], console: Console) -> None:
             if mask["padding_queries"]:
                 console.print(Text(f"{len(mask['padding_queries'])} queries are padding and attend to no key"))
             padding = set(mask["padding_queries"])
-            blind = [f"{_label(queries[i])} ({i})" for i in mask["blind_queries"] if i not in padding]
+            blind = [f"{_label(queries[i])} ({i})" for i in mask["fully_masked_queries"] if i not in padding]
             if blind:
                 listed = ", ".join(blind[:MAX_LISTED]) + (", …" if len(blind) > MAX_LISTED else "")
                 console.print(Text(f"{len(blind)} queries are tokens and attend to no key: {listed}", style="yellow"))

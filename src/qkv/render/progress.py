@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from qkv.progress import OnProgress, OnStage
-from qkv.render.console import PlainableConsole
+from qkv.render.console import NoColorConsole
 
 
 @contextmanager
 def progress_bar(description: str) -> Iterator[OnProgress | None]:
     """Show a progress bar during the `with` block. Yields None if stderr is not a terminal."""
-    console = PlainableConsole(stderr=True)
+    console = NoColorConsole(stderr=True)
     if not console.is_terminal:
         yield None
         return
@@ -25,7 +25,7 @@ def progress_bar(description: str) -> Iterator[OnProgress | None]:
 @contextmanager
 def stages_bar() -> Iterator[OnStage | None]:
     """Show a progress bar for work with several named stages, one stage at a time."""
-    console = PlainableConsole(stderr=True)
+    console = NoColorConsole(stderr=True)
     if not console.is_terminal:
         yield None
         return

@@ -28,7 +28,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from qkv.render.console import PlainableConsole
+from qkv.render.console import NoColorConsole
 from qkv.render.formatting import (
     DownsampledCurve,
     escape_controls,
@@ -69,7 +69,7 @@ class TerminalWatcher(Watcher, AbstractContextManager["TerminalWatcher"]):
 
 def make_watcher() -> TerminalWatcher:
     """A live display if stderr is a terminal, else a log."""
-    console = PlainableConsole(stderr=True)
+    console = NoColorConsole(stderr=True)
     if console.is_terminal and not console.is_dumb_terminal and not console.options.ascii_only:
         return LiveDisplay(console)
     return LogDisplay(sys.stderr)

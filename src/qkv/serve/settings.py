@@ -12,52 +12,52 @@ LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    """The settings of a server. An error that a limit causes names the limit."""
+    """The settings of a server. If a request exceeds a limit, the error names the limit."""
 
     device: str = "cpu"
     """Device: cpu, cuda or mps."""
     dtype: str | None = None
-    """The dtype of the weights, such as bfloat16; by default, as stored."""
+    """Dtype of the weights, such as bfloat16. Default: as stored."""
     precision: Literal["int8", "int4"] | None = None
     """Quantize the weights, for decoding on a CPU."""
     max_sequences: int = 64
-    """The number of texts that a model generates at the same time."""
+    """Maximum number of texts that a model generates at the same time."""
     cache_mib: int = 1024
-    """Memory for the keys and values of each model, in MiB; a small model takes less."""
+    """Memory for the KV cache of each model, in MiB; a small model takes less."""
     min_free_mib: int = 256
-    """With less free memory, requests get a 503 and no model is loaded."""
+    """Free memory below which requests get a 503, and no model is loaded, in MiB."""
     max_body_bytes: int = MIB
-    """The largest body of a request."""
+    """Maximum size of the body of a request."""
     max_tokens: int = 4096
-    """The largest number of new tokens of a text."""
+    """Maximum number of new tokens of a text."""
     max_choices: int = 128
-    """The largest number of texts that one request generates: prompts × n."""
+    """Maximum number of texts that one request generates: prompts × n."""
     max_texts: int = 256
-    """The largest number of texts in a request for another task."""
+    """Maximum number of texts in a request for another task."""
     max_trace_bytes: int = 16 * MIB
-    """The largest trace."""
+    """Maximum size of a trace."""
     body_seconds: float = 20.0
-    """The time to receive the body of a request."""
+    """Maximum time to receive the body of a request."""
     request_seconds: float = 300.0
-    """The time to answer a request."""
+    """Maximum time to answer a request."""
     max_queue: int = 256
-    """The largest number of unfinished texts of a model; further requests get a 429."""
+    """Maximum number of unfinished generations of a model; further requests get a 429."""
     max_connections: int = 1024
-    """The largest number of connections."""
+    """Maximum number of connections."""
     gather_seconds: float = 0.004
-    """How long a request waits for others to join its batch, if it is not a generation."""
+    """Time that a call of another task than generation waits for other calls to join its batch."""
     max_chunks_per_second: int = 2000
-    """The largest number of chunks per second of all streams of a model; beyond it, a chunk has several tokens."""
+    """Maximum number of chunks per second in all streams of a model; above it, chunks have several tokens."""
     drain_seconds: float = 30.0
-    """How long running requests may take after a stop signal."""
+    """Maximum time that running requests may take after a stop signal."""
     keys: Path | None = None
-    """A file with hashed API keys, as qkv new-key writes it; by default, no key is needed."""
+    """File with hashed API keys, which qkv new-key writes. Default: no key is needed."""
     cors_origins: tuple[str, ...] = ()
-    """Other origins, such as https://example.org, whose pages may use the server."""
+    """Origins whose web pages may use the server, such as https://example.org."""
     allowed_hosts: tuple[str, ...] = LOCAL_HOSTS
-    """The host names that the server answers to; * is any."""
+    """Host names that the server accepts in requests; *: any name."""
     log_file: Path | None = None
-    """The file of the log; by default, stderr."""
+    """File for the log. Default: stderr."""
     log_texts: bool = False
     """Write the bodies of requests to the log."""
 

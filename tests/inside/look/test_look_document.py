@@ -216,7 +216,7 @@ def test_a_mask_document_flags_queries_that_attend_to_no_key() -> None:
     network = make_network("seq2seq")
     sequences = {"encoder": ([5, 6, 7, 0], [1, 1, 2, 0]), "decoder": ([0, 4, 4], [1, 3, 3])}
     document = make_mask_document(network, sequences, None, LookOptions())
-    blind = {one["name"]: one["masks"][0]["blind_queries"] for one in document["attention"]}
+    blind = {one["name"]: one["masks"][0]["fully_masked_queries"] for one in document["attention"]}
     assert blind == {"encoder": [3], "decoder": [], "cross": [1, 2]}  # no source document has the id 3
     padding = {one["name"]: one["masks"][0]["padding_queries"] for one in document["attention"]}
     assert padding == {"encoder": [3], "decoder": [], "cross": []}

@@ -32,7 +32,7 @@ def mask_reasons(mask: Mask) -> np.ndarray:
 
 
 def describe_mask(mask: Mask, layers: list[int]) -> dict[str, Any]:
-    """A mask as part of a document. `blind_queries` attend to no key; `padding_queries` are those that are padding."""
+    """A mask as part of a document. `fully_masked_queries` attend to no key; some of them are `padding_queries`."""
     reasons = mask_reasons(mask)
     blind = np.flatnonzero((reasons != 0).all(axis=1)).tolist()
     query_documents = mask.document_id_pair()[0][0]
@@ -42,6 +42,6 @@ def describe_mask(mask: Mask, layers: list[int]) -> dict[str, Any]:
         "window": mask.window,
         "reasons": pack(reasons),
         "num_masked": int((reasons != 0).sum()),
-        "blind_queries": blind,
+        "fully_masked_queries": blind,
         "padding_queries": (query_documents == 0).nonzero()[:, 0].tolist(),
     }

@@ -80,7 +80,7 @@ function legend(reasons) {
 /** Padding is expected to attend to nothing. Any other query that does is a mistake, so it is named. */
 function blindQueries(mask, queries) {
   const padding = new Set(mask.padding_queries);
-  const names = mask.blind_queries.filter((i) => !padding.has(i)).map((i) => tokenAt(queries, i));
+  const names = mask.fully_masked_queries.filter((i) => !padding.has(i)).map((i) => tokenAt(queries, i));
   const lines = [];
   if (padding.size) lines.push(html("p", {class: "note"}, `${padding.size} queries are padding and attend to no key.`));
   if (!names.length) {
