@@ -6,7 +6,7 @@
     search     beam search with four beams, for an encoder-decoder: generated tokens per second
     encode     batches of texts through a model that does not generate: tokens per second
 
-All measurements of a model that generates call `generate`, as a user does, except those of the engine. On a GPU this
+Generation is measured by calling `generate`, as a user does; only the engine is measured directly. On a GPU this
 includes CUDA graphs. The time of a decoding step is the difference between a short and a long generation, divided by
 the number of extra tokens: the costs of the prompt and of capturing graphs occur in both and cancel out. Each time is
 the minimum of several runs. Batch sizes double until time or memory runs out.

@@ -100,7 +100,7 @@ def test_an_svg_shows_the_tokens_as_text(models: Path, heads: list[str]) -> None
 def test_mask_packs_texts_and_pads_them(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["look", str(models / "decoder"), "cat", "mouse", "--mask", "--length", "10"]
     assert cli.run_command(arguments) == 0
-    assert "2 queries are padding and attend to no key" in capsys.readouterr().out
+    assert "2 padding positions attend to no key" in capsys.readouterr().out
     assert cli.run_command([*arguments, "--json"]) == 0
     mask = json.loads(capsys.readouterr().out)["attention"][0]["masks"][0]
     assert (unpack(mask["reasons"]) == 0).sum() == 3 * 4 // 2 + 5 * 6 // 2

@@ -56,7 +56,7 @@ class EvaluationSource:
         return chosen
 
     def read(self, task: "Task", models: Sequence[str]) -> "tuple[list[Record], Problems]":
-        """The records of a task. If its columns are not found, those of the models' recipes are tried, then a guess."""
+        """The records of a task, with its own columns, or the columns of the models' recipes, or guessed columns."""
         trained = {} if self.columns else find_trained_columns(models)
         try:
             return self._read(task, guess=not trained)
@@ -128,7 +128,7 @@ class EvaluationSource:
         return [note] if note else []
 
     def advise_below_baseline(self) -> str:
-        """What to do if the baseline is better; "" on the training data, which the baseline knows by heart."""
+        """What to do if the baseline is better; "" on the training data, which the baseline has memorised."""
         from qkv.tasks.use_in_training import find_training_files
 
         if self.recipe is None:

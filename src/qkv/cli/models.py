@@ -161,7 +161,7 @@ def export(
 
 
 def check_folder(model: str, folder: Path, *, replaces_model: bool = True) -> None:
-    """Raise an error if a model would be written over the one that it is read from, over a run, or over another."""
+    """Raise an error if writing a model would overwrite the model itself, another model, or a run."""
     from qkv.train.run.folder import RunFolder
 
     if Path(model).is_dir() and folder.is_dir() and Path(model).samefile(folder):

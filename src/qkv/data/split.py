@@ -102,7 +102,10 @@ class ValidationSplit:
         return int.from_bytes(digest.digest(), "big")
 
     def _by_content(self, records: Iterable[Record], split_name: SplitName, skipped: Counter[int]) -> Iterator[Record]:
-        """Count in `skipped` the hashes of the records before the first one of this side, for the error message."""
+        """The records of one side of the split.
+
+        For the error message, `skipped` counts the hashes of the records before the first record of this side.
+        """
         is_empty = True
         for record in records:
             number = self._hash(record)

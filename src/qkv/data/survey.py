@@ -152,8 +152,8 @@ def survey_files(
 
 def _text_fields(fields: Sequence[FieldSurvey]) -> tuple[str, ...]:
     """The fields that a model would read: texts (except `id`), or lists of words if there are no texts."""
-    texts = [one.name for one in fields if one.value_type == "text" and one.name.lower() != "id"]
-    return tuple(texts or [one.name for one in fields if one.value_type == "texts"])
+    texts = [field.name for field in fields if field.value_type == "text" and field.name.lower() != "id"]
+    return tuple(texts or [field.name for field in fields if field.value_type == "texts"])
 
 
 class _FieldCounter:

@@ -23,9 +23,9 @@ MAX_LISTED = 8
 
 
 def print_heatmap(document: Mapping[str, Any], console: Console) -> None:
-    """Print the heat map of the attention that says most: cross-attention if there is one, else the last layer's.
+    """Print the heat map of the last layer: of its cross-attention if it has one, else of its self-attention.
 
-    It shows one head if the document has a single one, else the mean of the heads of the last layer.
+    If the document has a single head, the map shows this head, else the mean of the heads.
     """
     attention = document["attention"][-1]
     layer = attention["layers"][-1]
@@ -40,7 +40,7 @@ def print_heatmap(document: Mapping[str, Any], console: Console) -> None:
 
 
 def print_masks(document: Mapping[str, Any], console: Console) -> None:
-    """Print how many cells of each mask are visible and why the others are masked, and the queries that see nothing."""
+    """Print how many cells of each mask are visible, why the others are masked, and the fully masked queries."""
     for attention in document["attention"]:
         queries = document["sequences"][attention["queries"]]["texts"]
         for mask in attention["masks"]:
@@ -51,12 +51,12 @@ def print_masks(document: Mapping[str, Any], console: Console) -> None:
             shown = [count for count in counts if not count.startswith("0 ")]
             console.print(Text(f"{reasons.shape[0]} queries × {reasons.shape[1]} keys: {', '.join(shown)}"))
             if mask["padding_queries"]:
-                console.print(Text(f"{len(mask['padding_queries'])} queries are padding and attend to no key"))
+                console.print(Text(f"{len(mask['padding_queries'])} padding positions attend to no key"))
             padding = set(mask["padding_queries"])
-            blind = [f"{_label(queries[i])} ({i})" for i in mask["fully_masked_queries"] if i not in padding]
-            if blind:
-                listed = ", ".join(blind[:MAX_LISTED]) + (", …" if len(blind) > MAX_LISTED else "")
-                console.print(Text(f"{len(blind)} queries are tokens and attend to no key: {listed}", style="yellow"))
+            masked = [f"{_label(queries[i])} ({i})" for i in mask["fully_masked_queries"] if i not in padding]
+            if masked:
+                listed = ", ".join(masked[:MAX_LISTED]) + (", …" if len(masked) > MAX_LISTED else "")
+                console.print(Text(f"{len(masked)} tokens attend to no key: {listed}", style="yellow"))
 
 
 def draw_heatmap(pattern: np.ndarray, queries: list[str], keys: list[str], width: int) -> list[Text]:

@@ -1,7 +1,7 @@
 """Render chat templates in a sandbox. This file is a program of its own, run by `qkv.text.chat_renderer`.
 
-A template comes with a model, so it is not trusted. The sandbox of jinja2 keeps it from Python's objects; this process
-limits its time and memory, and is the only one that a hostile template can slow down or crash.
+A template comes with a model, so it is not trusted. The sandbox of jinja2 keeps it from Python's objects. This process
+limits its time and memory: a hostile template cannot slow down or crash any other process.
 
 A line of stdin is {"template", "chats", "max_characters", "max_seconds", "max_bytes"} as JSON, where `chats` has the
 variables of each chat; stdout gets a line with a list of {"text"} or {"error"}, one for each chat.

@@ -53,7 +53,7 @@ class StreamDecoder:
         self._has_output = False  # whether any text has been returned
 
     def push(self, token_id: int) -> str:
-        """Take the next id and return the text that is now final: often that of this token, sometimes none."""
+        """Take the next id and return the text that is now final: often the text of this token, sometimes no text."""
         token = self._backend.id_to_token(token_id)
         if token is None or token_id in self._special:
             return ""

@@ -509,11 +509,11 @@ def test_an_explicit_file_must_have_a_known_format(tmp_path):
         with pytest.raises(UsageError, match=f"first lines look like {format}: try --format {format}"):
             fields_of(write(tmp_path, "a.dat", text))
     for data in (b"", b"PK\x03\x04\0\0", b"%PDF-1.7\n\x07\x01"):
-        with pytest.raises(UsageError, match="Its first bytes are no text"):
+        with pytest.raises(UsageError, match="It looks like a binary file"):
             fields_of(write(tmp_path, "a.dat", data))
     with pytest.raises(UsageError, match="look like text"):
         fields_of(write(tmp_path, "a.dat", "[Musik] Grüße\n".encode("latin-1")))
-    with pytest.raises(UsageError, match=r"is an archive, which is not read; unpack it"):
+    with pytest.raises(UsageError, match=r"is an archive, but qkv reads only single files; unpack it"):
         fields_of(write(tmp_path, "a.tar.gz", gzip.compress(b"hello\n")))
     with pytest.raises(UsageError, match="unknown format 'jsnl'; did you mean 'jsonl'"):
         fields_of(path, format="jsnl")

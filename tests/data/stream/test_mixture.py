@@ -78,7 +78,7 @@ def test_weights(weights, expected):
     [
         ({"a": 1, "bb": 1}, "did you mean 'b'"),
         ({"a": 1}, "weights lacks the datasets b"),
-        ({"a": 1, "b": 0}, "above 0; that of 'b' is 0"),
+        ({"a": 1, "b": 0}, r"weights\['b'\] = 0: a weight must be above 0"),
         ({"a": 1, "b": float("nan")}, "above 0"),
     ],
 )

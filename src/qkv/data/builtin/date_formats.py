@@ -1,8 +1,9 @@
 """Formats of dates in many languages, with the names of months and days, from CLDR (Babel).
 
 A `DateFormat` has tables with the text of each year, month, day and weekday, so writing a date takes four look-ups.
-A format does not write a date whose text another format would read as a different date (03/04/2021 is in March in the
-United States and in April in France). The dates that each format may write are computed once.
+The data has no ambiguous dates: 03/04/2021, for example, is in March in the United States, but in April in France. A
+format therefore skips a date if another format reads its text as a different date. The dates that each format may write
+are computed once.
 """
 
 import re
@@ -78,7 +79,7 @@ def locale_patterns(code: str) -> Iterator[tuple[str, Any]]:
 
 
 def formats_from_pattern(language: str, pattern: str, locale: Any) -> Iterator[DateFormat]:
-    """Convert a CLDR pattern to formats with Latin and local digits. An incomplete date gives none."""
+    """Convert a CLDR pattern to formats with Latin and local digits; to no formats if the date is incomplete."""
     zero = ZERO_DIGITS.get(locale.default_numbering_system, "0")
     for first in dict.fromkeys(["0", zero]):
         digits = str.maketrans("0123456789", "".join(chr(ord(first) + n) for n in range(10)))

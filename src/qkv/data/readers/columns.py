@@ -23,7 +23,7 @@ MAX_RECORDS_SEARCHED = 100  # a chosen field must occur in one of the first reco
 
 
 def normalize_columns(columns: ColumnChoice) -> dict[str, str | int] | None:
-    """Any way of writing a choice, as field → column.
+    """A choice of columns, as field → column, from a name, a list or a mapping.
 
     >>> normalize_columns(["text", 2]), normalize_columns({"source": "en"}), normalize_columns("text")
     ({'text': 'text', '2': 2}, {'source': 'en'}, {'text': 'text'})
@@ -171,9 +171,9 @@ class FieldSelector:
 
 
 def select_records(rows: Iterable[Any], file: str, context: ReadContext) -> Iterator[Record]:
-    """Rows, numbered from 1, as records with the chosen fields; an unusable row is reported and left out.
+    """Convert rows, numbered from 1, to records with the chosen fields. Invalid rows are reported and skipped.
 
-    A row is a dictionary, or the `InvalidRecord` that says why there is none.
+    A row is a dictionary, or an `InvalidRecord` with the reason why the row is invalid.
     """
     problems = context.problems
     selector = FieldSelector(context.options.columns, file, context.options.optional)
@@ -246,9 +246,9 @@ def nested_names(row: dict[str, Any]) -> list[str]:
 
 
 def common_names(records: Sequence[Record], sparse: Collection[str] = ()) -> list[str]:
-    """The names of the columns that at least half of the records have, or of all columns if there is none.
+    """The columns that at least half of the records have; all columns if there are no such columns.
 
-    Of the `sparse` names, one record is enough.
+    A column in `sparse` counts even if only one record has it.
 
     >>> rows = [{"id": 1}, {"id": 2, "text": "a"}, {"id": 3, "text": "b", "note": "c"}]
     >>> common_names([Record(row, FileLocation("train.jsonl")) for row in rows])
@@ -260,7 +260,7 @@ def common_names(records: Sequence[Record], sparse: Collection[str] = ()) -> lis
 
 def _as_index(column: str | int) -> int | None:
     if isinstance(column, int):
-        return column  # −1 is the last column, as CoNLL's default has it; a user cannot choose it
+        return column  # −1, the default for CoNLL, is the last column; users cannot choose negative numbers
     return int(column) if column.isdecimal() and len(column) < 10 else None
 
 

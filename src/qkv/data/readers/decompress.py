@@ -1,8 +1,8 @@
 """A file's bytes, decompressed, in blocks of bounded size.
 
-The first bytes of a file, not its name, decide whether it is compressed. Decompressors are fed small blocks, which
-bounds the memory of one call. A file that ends early is noticed (zstd's own stream reader does not), and one that
-expands without end is given up.
+The first bytes of a file, not its name, decide whether it is compressed. Decompressors receive small blocks, which
+bounds the memory of one call. Reading raises an error if the file ends early (zstd's own stream reader does not), or if
+it expands without end.
 """
 
 import bz2

@@ -64,7 +64,7 @@ def find_file_groups(
         return _make_aligned_groups(paths)
     listed = list_paths(paths)
     if not listed:
-        raise UsageError("the list of data files is empty; give at least one file, folder or glob")
+        raise UsageError("the list of data files is empty; name at least one file, folder or glob")
     if format == "aligned" or (format is None and _look_aligned(listed)):
         if len(listed) < 2:
             raise UsageError(
@@ -132,7 +132,7 @@ def _expand_path(path: PathArgument) -> tuple[list[Path], bool]:
     if given.is_dir():
         files = sorted(file for file in given.rglob("*") if file.is_file())
         if not files:
-            raise QkvError(f"the folder {path} contains no files; give a folder with data files")
+            raise QkvError(f"the folder {path} contains no files; name a folder with data files")
         return files, False
     if has_magic(str(path)) and not given.exists():
         files = sorted(Path(match) for match in glob(str(path), recursive=True))
@@ -181,9 +181,9 @@ def _field_names(paths: list[PathArgument]) -> list[str]:
 
 def _unknown_extension_error(file: Path, options: ReadOptions) -> UsageError:
     if ARCHIVE_EXTENSIONS & set(file.suffixes):
-        return UsageError(f"{file} is an archive, which is not read; unpack it, and give the files in it")
+        return UsageError(f"{file} is an archive, but qkv reads only single files; unpack it, and name its files")
     format = guess_format(file, options)
-    hint = f"Its first lines look like {format}: try --format {format}" if format else "Its first bytes are no text"
+    hint = f"Its first lines look like {format}: try --format {format}" if format else "It looks like a binary file"
     return UsageError(f"{file} has no known extension; {_format_hint()}. {hint}")
 
 

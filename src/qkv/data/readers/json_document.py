@@ -95,7 +95,7 @@ def _as_object(row: Any) -> dict[str, Any] | InvalidRecord:
 
 
 def _list_keys(document: Any) -> list[str]:
-    """The keys of a document's lists; if there is none at the top, those of the lists one level below."""
+    """The keys of a document's lists at the top level, or one level below if the top level has no lists."""
     if not isinstance(document, dict):
         return []
     keys = [key for key, value in document.items() if isinstance(value, list)]

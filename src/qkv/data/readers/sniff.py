@@ -36,7 +36,7 @@ def sniff_format(path: Path, format: str, options: ReadOptions) -> tuple[str, st
 
 
 def guess_format(path: Path, options: ReadOptions) -> str:
-    """The format that the first bytes of a file look like, if its name has no known extension; "" if it is no text."""
+    """The format that the first bytes of a file look like, if its extension is unknown; "" for a binary file."""
     block = first_block(path, options)
     if not block.strip() or BINARY.search(block):
         return ""

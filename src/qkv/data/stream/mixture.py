@@ -74,9 +74,9 @@ def mixture_fractions(
             raise UsageError(f"weights names {name!r}, which is not a dataset; {suggest_name(name, objectives)}")
     missing = [name for name in objectives if name not in weights]
     if missing:
-        raise UsageError(f"weights lacks the datasets {', '.join(missing)}; give a number above 0 for each")
+        raise UsageError(f"weights lacks the datasets {', '.join(missing)}; add a number above 0 for each")
     wrong = [name for name, value in weights.items() if not (isfinite(value) and value > 0)]
     if wrong:
-        raise UsageError(f"weights must be above 0; that of {wrong[0]!r} is {weights[wrong[0]]}")
+        raise UsageError(f"weights[{wrong[0]!r}] = {weights[wrong[0]]}: a weight must be above 0")
     total = sum(weights.values())
     return {name: value / total for name, value in weights.items()}

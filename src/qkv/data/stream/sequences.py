@@ -83,8 +83,8 @@ class SequenceStream:
 
     `batch_tokens` is the number of positions in a batch: source and target together, padding included. `layout` is
     "packed" (sequences of a fixed length with several examples) or "padded" (one example a sequence, batches of
-    similar lengths). `weights` are those of a mixture. `max_documents`, the most examples in a sequence, and
-    `pool_size`, the number of examples that are packed together, are chosen to suit the data by default.
+    similar lengths). `weights` are the weights of a mixture. `max_documents` is the maximum number of examples in a
+    sequence, and `pool_size` is the number of examples that are packed together; their defaults suit the data.
     """
 
     def __init__(

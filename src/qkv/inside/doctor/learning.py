@@ -79,7 +79,7 @@ def check_gradients(subject: Subject) -> Finding:
 
 
 def check_initial_loss(subject: Subject) -> Finding:
-    """The loss of new weights must be about that of a uniform guess: the logarithm of the number of classes."""
+    """The loss of new weights must be about the loss of a uniform guess: the logarithm of the number of classes."""
     head = subject.config.head
     if not subject.is_new or head.kind not in ("lm", "mlm", "tag", "classify") or head.outputs < 2:
         return skipped("only for new weights of a model that predicts tokens or classes")

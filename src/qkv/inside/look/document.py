@@ -201,7 +201,9 @@ def make_mask_document(
         part |= {"queries": kind.stack_name, "keys": kind.key_stack_name, "layers": layers}
         document["attention"].append({**part, "masks": masks, "mask_of_layer": mask_of_layer})
     if not document["attention"]:
-        raise UsageError("--layers: the layers are those of the decoder, whose mask needs a --target for each text")
+        raise UsageError(
+            "--layers chooses layers of the decoder, but its mask needs target texts; add --target for each"
+        )
     document["views"].append("mask")
     return document
 

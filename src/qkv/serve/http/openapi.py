@@ -40,7 +40,7 @@ def build_openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         "info": {
             "title": "qkv",
             "version": __version__,
-            "description": "Transformer models over HTTP. Paths that begin with /v1 are those of OpenAI's API.",
+            "description": "Transformer models over HTTP. Routes that begin with /v1 follow OpenAI's API.",
         },
         "paths": paths,
         "components": {

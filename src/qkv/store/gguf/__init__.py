@@ -1,6 +1,6 @@
 """GGUF files, the format of llama.cpp: read their metadata, and dequantize their tensors (extra `gguf`).
 
 gguf_file        the header of a file: metadata, and where each tensor is
-architectures    its metadata and tensor names as those of a Hugging Face folder
+architectures    from its metadata and tensor names to the names of a Hugging Face folder
 gguf_weights     its tensors, dequantized one at a time
 """

@@ -1,4 +1,4 @@
-"""The metadata and the tensor names of a GGUF file as those of a Hugging Face folder.
+"""Convert the metadata and the tensor names of a GGUF file to the names of a Hugging Face folder.
 
 The tables of `qkv.models.tables` then read both in the same way.
 """
