@@ -120,7 +120,7 @@ def test_layers_that_only_one_stack_has(tmp_path: Path, capsys: pytest.CaptureFi
     decoder = replace(model.config.encoder, layers=3)
     qkv.new(replace(model.config, decoder=decoder), tokenizer=model.tokenizer).save(tmp_path / "deep-decoder")
     assert cli.run_command(["look", "deep-decoder", "the cat", "--mask", "--layers", "2"]) == 2
-    assert "needs a --target" in capsys.readouterr().err
+    assert "add --target for each" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
