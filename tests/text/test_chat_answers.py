@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 from qkv.errors import QkvError
 from qkv.text import Tokenizer
 from qkv.text.chat_template import JinjaChatTemplate, Message
-from qkv.text.train import TOKENIZER_KINDS
+from qkv.text.kinds import TOKENIZER_KINDS
 
 
 def byte_tokenizer(*special: AddedToken | str) -> Tokenizer:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
 from qkv.text import Tokenizer
-from qkv.text.train import TOKENIZER_KINDS
+from qkv.text.kinds import TOKENIZER_KINDS
 
 
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)

@@ -9,7 +9,9 @@ from text_strategies import ANY_TEXT, HARD_TEXT, QUICK
 
 from qkv.errors import QkvError
 from qkv.text import Tokenizer
-from qkv.text.train import BYTE_LEVEL_KINDS, TOKENIZER_KINDS
+from qkv.text.kinds import TOKENIZER_KINDS
+
+BYTE_LEVEL_KINDS = [name for name, kind in TOKENIZER_KINDS.items() if kind.is_byte_level]
 
 
 @given(text=ANY_TEXT)

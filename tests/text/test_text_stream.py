@@ -8,7 +8,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from qkv.text import StreamDecoder, Tokenizer
-from qkv.text.train import TOKENIZER_KINDS
+from qkv.text.kinds import TOKENIZER_KINDS
 
 
 def streamed(tokenizer: Tokenizer, ids: list[int], *, skip_special_tokens: bool) -> list[str]:

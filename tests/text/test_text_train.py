@@ -14,7 +14,7 @@ from text_strategies import QUICK
 
 from qkv.errors import QkvError, UsageError
 from qkv.text import Tokenizer, training_text
-from qkv.text.train import BYTE_LEVEL_KINDS, TOKENIZER_KINDS
+from qkv.text.kinds import TOKENIZER_KINDS
 from qkv.text.training_text import MAX_WORD_CHARS, split_long_words
 
 
@@ -90,7 +90,7 @@ def test_known_text_comes_back(kind, trained, corpus):
         back = trained[kind].decode(trained[kind].encode(text))
         if kind == "wordpiece":
             assert back.replace(" ", "") == "".join(text.split()).replace("\u200d", "")
-        elif kind in BYTE_LEVEL_KINDS or kind == "char":
+        elif TOKENIZER_KINDS[kind].is_byte_level or kind == "char":
             assert back == text
         else:
             assert back == " ".join(text.split())
@@ -169,7 +169,7 @@ def test_ordinary_text_is_not_cut(text):
 
 
 def test_a_wrong_kind_suggests_the_nearest(corpus):
-    with pytest.raises(UsageError, match="'wordpeice' is not a kind of tokenizer; did you mean 'wordpiece'"):
+    with pytest.raises(UsageError, match="kind = 'wordpeice' is unknown; did you mean 'wordpiece'"):
         Tokenizer.train("wordpeice", iter(corpus), 500)
 
 

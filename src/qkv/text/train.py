@@ -18,25 +18,24 @@ import json
 import os
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from qkv.errors import UsageError, suggest_name
+from qkv.errors import UsageError
 from qkv.progress import OnProgress
 from qkv.text import post_processor
 from qkv.text.formats.sentencepiece import SPACE
+from qkv.text.kinds import TOKENIZER_KINDS, TokenizerKind
 from qkv.text.special_tokens import SpecialTokens, resolve_spellings, sentinel_token
 from qkv.text.stream_decoder import BYTE_OF_CHAR
 from qkv.text.training_text import TrainingTexts
 
 TextSource = str | os.PathLike[str] | Iterable[str] | Iterable[os.PathLike[str]]
 
-TOKENIZER_KINDS = ("byte-bpe", "bpe", "wordpiece", "unigram", "char", "byte", "word")
-BYTE_LEVEL_KINDS = ("byte-bpe", "byte")  # these can encode any text, so they need no unk token
 CONTINUATION_PREFIX = "##"
 
 
@@ -61,15 +60,14 @@ def train_backend(
     `min_frequency`: rarer tokens are not learned, except single characters, which are kept while `vocab_size` allows.
     `progress(done, total)`: bytes of files, or number of strings; the total is 0 if it is not known.
     """
-    if kind not in TOKENIZER_KINDS:
-        raise UsageError(f"{kind!r} is not a kind of tokenizer; {suggest_name(kind, TOKENIZER_KINDS)}")
+    row = TOKENIZER_KINDS.find(kind, "kind")
     if special_tokens is None:
-        special_tokens = ("pad", "bos", "eos") if kind in BYTE_LEVEL_KINDS else ("pad", "bos", "eos", "unk")
+        special_tokens = ("pad", "bos", "eos") if row.is_byte_level else ("pad", "bos", "eos", "unk")
     spellings = resolve_spellings(special_tokens)
-    if kind not in BYTE_LEVEL_KINDS and "unk" not in spellings:
+    if not row.is_byte_level and "unk" not in spellings:
         raise UsageError(f"a {kind!r} tokenizer cannot encode every text: add the role 'unk' to special_tokens")
     special = list(dict.fromkeys([*spellings.values(), *map(sentinel_token, range(num_sentinels))]))
-    min_size = len(special) + (256 if kind in BYTE_LEVEL_KINDS else 1)
+    min_size = len(special) + (256 if row.is_byte_level else 1)
     if vocab_size < min_size:
         raise UsageError(
             f"vocab_size = {vocab_size} is too small for a {kind!r} tokenizer with these special tokens; "
@@ -79,7 +77,7 @@ def train_backend(
     texts = TrainingTexts(source, progress)
     try:
         options = TrainerOptions(vocab_size, special, spellings.get("unk", ""), lowercase, min_frequency)
-        backend = BUILDERS[kind](iter(texts), options)
+        backend: Backend = row.train(iter(texts), options)
     except Exception as error:
         raise (texts.source_error or error) from None
     if kind != "byte":
@@ -210,15 +208,13 @@ def make_byte(texts: Iterator[str], options: TrainerOptions) -> Backend:
     return backend
 
 
-BUILDERS: dict[str, Callable[[Iterator[str], TrainerOptions], Backend]] = {
-    "byte-bpe": train_byte_bpe,
-    "bpe": train_bpe,
-    "unigram": train_unigram,
-    "wordpiece": train_wordpiece,
-    "word": train_word,
-    "char": train_char,
-    "byte": make_byte,
-}
+BYTE_BPE = TokenizerKind(train_byte_bpe, is_byte_level=True)
+BPE = TokenizerKind(train_bpe)
+UNIGRAM = TokenizerKind(train_unigram)
+WORDPIECE = TokenizerKind(train_wordpiece)
+WORD = TokenizerKind(train_word)
+CHAR = TokenizerKind(train_char)
+BYTE = TokenizerKind(make_byte, is_byte_level=True)
 
 
 def use_sentencepiece_spacing(backend: Backend) -> None:

@@ -515,7 +515,7 @@ def test_an_explicit_file_must_have_a_known_format(tmp_path):
         fields_of(write(tmp_path, "a.dat", "[Musik] Grüße\n".encode("latin-1")))
     with pytest.raises(UsageError, match=r"is an archive, but qkv reads only single files; unpack it"):
         fields_of(write(tmp_path, "a.tar.gz", gzip.compress(b"hello\n")))
-    with pytest.raises(UsageError, match="unknown format 'jsnl'; did you mean 'jsonl'"):
+    with pytest.raises(UsageError, match="format = 'jsnl' is unknown; did you mean 'jsonl'"):
         fields_of(path, format="jsnl")
 
 

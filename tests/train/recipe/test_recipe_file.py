@@ -240,9 +240,11 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     limits = next((note for note in notes if isinstance(note, Limits)), Limits())
     for note in notes:
         if isinstance(note, OneOf):
-            return st.sampled_from(sorted(note.names))
+            return st.sampled_from([*([""] if note.optional else []), *note.names])
         if isinstance(note, Partial):
-            return st.fixed_dictionaries({"train": NAMES}, optional={"weight": st.floats(0.1, 9), "format": NAMES})
+            return st.fixed_dictionaries(
+                {"train": NAMES}, optional={"weight": st.floats(0.1, 9), "format": st.sampled_from(["csv", ""])}
+            )
     if origin is tuple:
         if inner[-1] is not Ellipsis:
             return st.tuples(*map(values_of, inner))

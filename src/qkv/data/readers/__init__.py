@@ -16,37 +16,26 @@ from typing import Any
 from qkv.data.instructions import make_chat
 from qkv.data.labels import clean_labels, split_words
 from qkv.data.problems import Problems
-from qkv.data.readers.aligned import read_aligned
 from qkv.data.readers.columns import ColumnChoice, normalize_columns
-from qkv.data.readers.conll import read_conll
-from qkv.data.readers.delimited import read_delimited
 from qkv.data.readers.find_files import FileGroup, PathsArgument, find_file_groups, list_paths
-from qkv.data.readers.hf_datasets import hf_dataset_fingerprint, read_hf_dataset
-from qkv.data.readers.json_document import read_json
-from qkv.data.readers.jsonl import read_jsonl
+from qkv.data.readers.formats import FORMATS, register_reader
+from qkv.data.readers.hf_datasets import hf_dataset_fingerprint
 from qkv.data.readers.options import ReadContext, ReadLimits, ReadOptions
-from qkv.data.readers.parquet import read_parquet
-from qkv.data.readers.text import read_text
 from qkv.data.records import Record
 from qkv.data.text_lists import ListMeaning, join_text_lists
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.progress import OnProgress
 
-__all__ = ["FORMATS", "ColumnChoice", "DataFiles", "PathsArgument", "ReadLimits", "ReadOptions", "read"]
-
-FORMATS: dict[str, Callable[[FileGroup, ReadContext], Iterator[Record]]] = {
-    "text": read_text,
-    "csv": read_delimited,
-    "tsv": read_delimited,
-    "jsonl": read_jsonl,
-    "json": read_json,
-    "squad": read_json,
-    "conll": read_conll,
-    "conllu": read_conll,
-    "aligned": read_aligned,
-    "parquet": read_parquet,
-    "datasets": read_hf_dataset,
-}
+__all__ = [
+    "FORMATS",
+    "ColumnChoice",
+    "DataFiles",
+    "PathsArgument",
+    "ReadLimits",
+    "ReadOptions",
+    "read",
+    "register_reader",
+]
 
 
 @dataclass(frozen=True)
@@ -86,8 +75,8 @@ class DataFiles:
         return cls(paths, format, ReadOptions(**{**options, "columns": normalize_columns(options.get("columns"))}))
 
     def __post_init__(self) -> None:
-        if self.format is not None and self.format not in FORMATS:
-            raise UsageError(f"unknown format {self.format!r}; {suggest_name(self.format, FORMATS)}")
+        if self.format is not None:
+            FORMATS.find(self.format, "format")
 
     def find_groups(self, problems: Problems) -> list[FileGroup]:
         """The files that exist, in the order in which they are read, each with its format."""

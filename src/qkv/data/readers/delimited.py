@@ -15,7 +15,8 @@ from itertools import chain, islice
 from pathlib import Path
 
 from qkv.data.readers.columns import MAX_ROWS_COMPARED, chosen_by_number, column_indices, is_data_row
-from qkv.data.readers.find_files import FORMAT_BY_EXTENSION, FileGroup, format_extension
+from qkv.data.readers.find_files import FileGroup, format_extension
+from qkv.data.readers.formats import FORMAT_BY_EXTENSION
 from qkv.data.readers.lines import read_lines
 from qkv.data.readers.options import ReadContext
 from qkv.data.records import FileLocation, Record

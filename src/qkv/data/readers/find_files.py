@@ -12,6 +12,7 @@ from pathlib import Path
 
 from qkv.data.problems import Problems
 from qkv.data.readers.decompress import COMPRESSION_BY_EXTENSION, open_data_file
+from qkv.data.readers.formats import FORMAT_BY_EXTENSION, FORMATS
 from qkv.data.readers.options import ReadOptions
 from qkv.data.readers.sniff import SNIFFED_EXTENSIONS, guess_format, sniff_format
 from qkv.data.records import FileLocation
@@ -21,24 +22,6 @@ from qkv.files import to_path
 PathArgument = str | PathLike[str]
 PathsArgument = PathArgument | Sequence[PathArgument] | Mapping[str, "PathArgument | Sequence[PathArgument]"]
 
-FORMAT_BY_EXTENSION = {
-    ".txt": "text",
-    ".text": "text",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".tab": "tsv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".jsonlines": "jsonl",
-    ".json": "json",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".conll": "conll",
-    ".iob": "conll",
-    ".iob2": "conll",
-    ".bio": "conll",
-    ".conllu": "conllu",
-}
 ARCHIVE_EXTENSIONS = {".tar", ".tgz", ".zip", ".7z"}
 
 
@@ -188,5 +171,4 @@ def _unknown_extension_error(file: Path, options: ReadOptions) -> UsageError:
 
 
 def _format_hint() -> str:
-    formats = sorted({*FORMAT_BY_EXTENSION.values(), "aligned", "squad", "datasets"})
-    return f"set the format (--format, or data.format in a recipe) to one of: {', '.join(formats)}"
+    return f"set the format (--format, or data.format in a recipe) to one of: {', '.join(sorted(FORMATS))}"

@@ -22,7 +22,8 @@ from qkv.data.cache.token_cache import RecordEncoder, find_or_build
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.readers import ReadOptions
 from qkv.data.readers.columns import MAX_RECORDS_SEARCHED, common_names
-from qkv.data.readers.find_files import FORMAT_BY_EXTENSION, format_extension, list_paths
+from qkv.data.readers.find_files import format_extension, list_paths
+from qkv.data.readers.formats import FORMAT_BY_EXTENSION
 from qkv.data.readers.sniff import sniff_format
 from qkv.data.split import SplitName
 from qkv.data.text_lists import ListMeaning, is_text_list

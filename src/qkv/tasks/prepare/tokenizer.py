@@ -23,8 +23,8 @@ from qkv.progress import OnStage
 from qkv.store.hub import resolve_folder
 from qkv.tasks.prepare.sources import BuiltinSource, DataSource, FileSource, digest
 from qkv.text import Tokenizer
+from qkv.text.kinds import TOKENIZER_KINDS
 from qkv.text.tokenizer import SYMBOLS_KEY
-from qkv.text.train import BYTE_LEVEL_KINDS
 from qkv.train.recipe.schema import Recipe, TokenizerSection
 from qkv.train.run.load import run_path
 
@@ -119,7 +119,7 @@ def train_tokenizer(
 ) -> Tokenizer:
     """A tokenizer trained on the texts of the data, or on a sample of each source."""
     special_tokens = required.special_tokens
-    if section.kind not in BYTE_LEVEL_KINDS:
+    if not TOKENIZER_KINDS[section.kind].is_byte_level:
         special_tokens = (special_tokens[0], "unk", *special_tokens[1:])
     counts = Counter[str]()
     tokenizer = Tokenizer.train(

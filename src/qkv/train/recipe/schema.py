@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from qkv.blocks.config import Recurrence
 from qkv.data.objectives.table import OBJECTIVES
+from qkv.data.readers.formats import FORMATS
+from qkv.text.kinds import TOKENIZER_KINDS
 from qkv.train.tables import OPTIMIZERS, SCHEDULES, TRACKERS
 from qkv.values import Limits, OneOf, Partial
 
@@ -42,7 +44,7 @@ class MixSource:
 
     train: Files = ""
     weight: Positive = 1.0
-    format: str = ""
+    format: Annotated[str, OneOf(FORMATS, optional=True)] = ""
     columns: dict[str, str] = field(default_factory=dict)
 
 
@@ -56,7 +58,7 @@ class DataSection:
     valid_fraction: BelowOne = 0.05  # if `valid` is not set, this fraction of `train` is the validation data
     # "content" selects records by the hash of their content; "tail" takes the last part of the text
     valid_split_by: Literal["content", "tail"] = "content"
-    format: str = ""  # the file format; "" detects it from the extension
+    format: Annotated[str, OneOf(FORMATS, optional=True)] = ""  # the file format; "" detects it from the extension
     columns: dict[str, str] = field(default_factory=dict)  # which column has which field: field = column
     records_key: str = ""  # json: where in the document the list of records is, such as "data" or "splits.train"
     max_score: Positive = 1.0  # contrastive: the largest score in the data; scores are divided by it
@@ -78,7 +80,7 @@ class TokenizerSection:
     """The tokenizer. It is trained on the data, or loaded from another model or file (`from`)."""
 
     from_: str = ""
-    kind: Literal["byte-bpe", "bpe", "wordpiece", "unigram", "char", "byte", "word"] = "byte-bpe"
+    kind: Annotated[str, OneOf(TOKENIZER_KINDS)] = "byte-bpe"
     vocab_size: Annotated[int, Limits(1, 2**24)] = 8000
     lowercase: bool = False
     min_frequency: Count = 2
