@@ -12,9 +12,9 @@ vocab_size width layers heads ffn_width kv_heads head_dim embedding_width num_la
 position max_positions position_offset rotary_base rotary_base_sliding rotary_fraction rotary_scaling
 relative_buckets relative_max_distance
 sliding_window sliding_window_layers
-norm norm_placement norm_affine norm_eps embedding_norm qk_norm feedforward bias residual score_scale
+block attention norm norm_placement norm_affine norm_eps embedding_norm qk_norm feedforward bias residual score_scale
 embedding_scale token_types
-recurrence recurrent_attention
+recurrent_attention
 dropout attention_dropout ffn_dropout init init_std
 """
 HEAD = """

@@ -18,7 +18,7 @@ from qkv.errors import QkvError, UsageError
 
 if TYPE_CHECKING:
     from qkv.api import Model, load, new, report, train
-    from qkv.blocks import HeadConfig, RotaryScaling, StackConfig, Tap
+    from qkv.blocks import HeadConfig, PartCost, RotaryScaling, StackConfig, Tap, register_part
     from qkv.models import Config, build
     from qkv.search import Index, open_index
     from qkv.text import Tokenizer
@@ -35,8 +35,10 @@ _LAZY_MODULES = {
     "Index": "qkv.search",
     "open_index": "qkv.search",
     "HeadConfig": "qkv.blocks",
+    "PartCost": "qkv.blocks",
     "RotaryScaling": "qkv.blocks",
     "StackConfig": "qkv.blocks",
+    "register_part": "qkv.blocks",
     "Tap": "qkv.blocks",
     "Tokenizer": "qkv.text",
 }
@@ -46,6 +48,7 @@ __all__ = [
     "HeadConfig",
     "Index",
     "Model",
+    "PartCost",
     "QkvError",
     "RotaryScaling",
     "StackConfig",
@@ -57,6 +60,7 @@ __all__ = [
     "load",
     "new",
     "open_index",
+    "register_part",
     "report",
     "train",
 ]

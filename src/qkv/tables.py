@@ -64,10 +64,12 @@ class OpenTable(Mapping[str, T]):
         qkv.errors.UsageError: paint.colour = 'rad' is unknown; did you mean 'red'?
         """
         if name not in self:
-            raise UsageError(
-                f"{where or self.kind} = {shorten(repr(name))} is unknown; {suggest_name(str(name), self)}"
-            )
+            raise UsageError(self.describe_unknown(name, where))
         return self[name]
+
+    def describe_unknown(self, name: object, where: str = "") -> str:
+        """Return the message about an unknown name, with a suggestion."""
+        return f"{where or self.kind} = {shorten(repr(name))} is unknown; {suggest_name(str(name), self)}"
 
     def __getitem__(self, name: str) -> T:
         row = self._rows[name]

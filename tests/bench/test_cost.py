@@ -128,7 +128,7 @@ def test_tied_weights_are_counted_once_in_memory() -> None:
 @pytest.mark.parametrize("attention", ["additive", "none"])
 @pytest.mark.parametrize("kind", ["rnn", "lstm"])
 def test_recurrent_models_cost_what_the_books_say(tiny: Make, kind: str, attention: str) -> None:
-    choices = {"recurrence": kind, "heads": 0, "ffn_width": 0, "position": "none"}
+    choices = {"block": kind, "heads": 0, "ffn_width": 0, "position": "none"}
     config = tiny("decoder", **choices).config
     network = build(config, device="meta")
     assert step_cost(network, 1, 50).flops == summarise_model(config, 7).flops_forward

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from qkv.blocks.config import GATED_ACTIVATIONS, StackConfig
-from qkv.blocks.feedforward import FeedForward
+from qkv.blocks.config import StackConfig
+from qkv.blocks.parts import PARTS, make_part
 
 Config = Callable[..., StackConfig]
 
@@ -24,7 +24,7 @@ BENDS = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": 
 @pytest.mark.parametrize("bias", ["all", "none"])
 def test_a_feedforward_is_its_formula(small: Config, kind: str, bias: str) -> None:
     torch.manual_seed(0)
-    layer = FeedForward(small(feedforward=kind, bias=bias)).double()
+    layer = make_part("feedforward", small(feedforward=kind, bias=bias)).double()
     x = 2 * torch.randn(1, 3, 16, dtype=torch.float64)
     wide = x @ layer.up.weight.T + (0.0 if layer.up.bias is None else layer.up.bias)
     bend = FORMULAS[BENDS.get(kind, kind)]
@@ -38,23 +38,25 @@ def test_a_feedforward_is_its_formula(small: Config, kind: str, bias: str) -> No
 
 
 def test_the_gated_kinds_are_those_with_a_formula_here() -> None:
-    assert GATED_ACTIVATIONS == BENDS
+    rows = {name: dict(part.options) for name, part in PARTS["feedforward"].items()}
+    plain = {name: {"activation": name} for name in FORMULAS}
+    assert rows == plain | {name: {"activation": bend, "gated": True} for name, bend in BENDS.items()}
 
 
 def test_a_gated_kind_holds_gate_and_value_in_one_matrix(small: Config) -> None:
-    assert FeedForward(small(feedforward="swiglu")).up.weight.shape == (48, 16)
-    assert FeedForward(small(feedforward="silu")).up.weight.shape == (24, 16)
+    assert make_part("feedforward", small(feedforward="swiglu")).up.weight.shape == (48, 16)
+    assert make_part("feedforward", small(feedforward="silu")).up.weight.shape == (24, 16)
 
 
 @pytest.mark.parametrize("bias", ["all", "attention", "qkv", "none"])
 def test_biases_are_where_the_config_has_them(small: Config, bias: str) -> None:
-    layer = FeedForward(small(bias=bias))
+    layer = make_part("feedforward", small(bias=bias))
     assert (layer.up.bias is not None) == (layer.down.bias is not None) == (bias == "all")
 
 
 def test_dropout_acts_between_the_two_products_in_training_alone(small: Config) -> None:
     torch.manual_seed(0)
-    layer = FeedForward(small(ffn_dropout=0.5, bias="none")).double()
+    layer = make_part("feedforward", small(ffn_dropout=0.5, bias="none")).double()
     x = torch.randn(1, 3, 16, dtype=torch.float64)
     assert torch.equal(layer.eval()(x), layer(x))
     torch.manual_seed(1)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.blocks.config import RotaryScaling, StackConfig
-from qkv.blocks.position import Rotary, ScoreBias, scale_frequencies, sinusoids, t5_bucket
+from qkv.blocks.parts import make_part
+from qkv.blocks.position import Rotary, scale_frequencies, sinusoids, t5_bucket
 from qkv.blocks.position import alibi_slopes as slopes_on
 
 EXAMPLES = settings(max_examples=50, deadline=None, derandomize=True)
@@ -155,7 +156,7 @@ def test_alibi_has_a_slope_for_every_head(heads: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_alibi_bias_falls_with_distance(small: Callable[..., StackConfig], dtype: torch.dtype) -> None:
-    bias = ScoreBias(small(position="alibi", heads=12, width=24), causal=True)(
+    bias = make_part("position", small(position="alibi", heads=12, width=24), causal=True)(
         torch.tensor([[5, 6]]), torch.tensor([[3, 5, 6]]), dtype
     )
     assert bias.shape == (1, 12, 2, 3)
@@ -197,7 +198,7 @@ def test_t5_buckets_are_the_slow_ones(causal: bool, buckets: int, longest: int) 
 
 def test_t5_bias_reads_the_table_by_bucket(small: Callable[..., StackConfig]) -> None:
     torch.manual_seed(0)
-    bias = ScoreBias(small(position="t5"), causal=True)
+    bias = make_part("position", small(position="t5"), causal=True)
     assert bias.table is not None
     found = bias(torch.tensor([[40]]), torch.tensor([[0, 39, 40]]))
     assert found.shape == (1, 4, 1, 3)

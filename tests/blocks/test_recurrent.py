@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from qkv.blocks import EncoderMemory, RecurrentStack, StackConfig, Tap, initialise, make_layout
+from qkv.blocks import EncoderMemory, RecurrentStack, StackConfig, Tap, initialise, make_layout, make_stack
 from qkv.blocks.recurrent import AttentiveLayer
 
 KINDS = ["rnn", "gru", "lstm"]
@@ -18,8 +18,8 @@ WIDTH = 8
 
 def make(kind: str = "lstm", *, causal: bool = True, cross: bool = False, **choices: Any) -> RecurrentStack:
     torch.manual_seed(0)
-    config = StackConfig(vocab_size=5, width=WIDTH, recurrence=kind, **{"layers": 2, **choices})  # type: ignore[arg-type]
-    stack = RecurrentStack(config, name="decoder" if causal else "encoder", causal=causal, cross=cross).double()
+    config = StackConfig(vocab_size=5, width=WIDTH, block=kind, **{"layers": 2, **choices})  # type: ignore[arg-type]
+    stack = make_stack(config, name="decoder" if causal else "encoder", causal=causal, cross=cross).double()
     initialise(stack, config)
     with torch.no_grad():
         for parameter in stack.parameters():
@@ -100,7 +100,7 @@ def slow_cell(cell: nn.Module, kind: str, x: Tensor, state: list[Tensor], suffix
 
 def slow_decoder(stack: RecurrentStack, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
     """The outputs (T, C) and the attention weights (T, S) of one document, token by token."""
-    kind, layers = stack.config.recurrence, stack.config.layers
+    kind, layers = stack.config.block, stack.config.layers
     count = 2 if kind == "lstm" else 1
     summary = torch.cat([source[-1, : WIDTH // 2], source[0, WIDTH // 2 :]])
     assert stack.initial is not None
@@ -220,9 +220,7 @@ def test_autocast_leaves_recurrent_layers_in_their_own_dtype(cross: bool) -> Non
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_start_as_torch_s_and_forget_gates_open(kind: str, small: Callable[..., StackConfig]) -> None:
-    stack = RecurrentStack(
-        small(recurrence=kind, heads=0, ffn_width=0, width=64), name="decoder", causal=True, cross=True
-    )
+    stack = make_stack(small(block=kind, heads=0, ffn_width=0, width=64), name="decoder", causal=True, cross=True)
     with torch.no_grad():
         for parameter in stack.parameters():
             parameter.fill_(9.0)

@@ -8,7 +8,7 @@ from qkv.blocks import RotaryScaling, StackConfig
 from qkv.values import list_differences
 
 Config = Callable[..., StackConfig]
-RECURRENT = {"recurrence": "lstm", "heads": 0, "ffn_width": 0}
+RECURRENT = {"block": "lstm", "heads": 0, "ffn_width": 0}
 
 
 def test_what_is_not_said_is_filled_in(small: Config) -> None:
@@ -66,9 +66,9 @@ def test_only_a_table_of_positions_ends(small: Config, position: str, limited: b
         ({"width": 15}, "width = 15 does not divide into heads = 4"),
         ({"kv_heads": 3}, "heads = 4 must be a multiple of kv_heads = 3"),
         ({"num_layer_groups": 3}, r"num_layer_groups = 3 must lie in 1 … layers = 2"),
-        ({"position": "rotery"}, "position = 'rotery' must be one of 'sinusoidal'"),
-        ({"norm": "batchnorm"}, "norm = 'batchnorm' must be one of 'layernorm', 'rmsnorm', 'none'"),
-        ({"feedforward": "mish"}, "feedforward = 'mish' must be one of 'relu'"),
+        ({"position": "rotery"}, "position = 'rotery' is unknown; did you mean 'rotary'"),
+        ({"norm": "batchnorm"}, "norm = 'batchnorm' is unknown; known: layernorm, none, rmsnorm"),
+        ({"feedforward": "mish"}, "feedforward = 'mish' is unknown; known: geglu"),
         ({"position": "rotary", "head_dim": 5}, "head_dim × rotary_fraction = 5 must be even"),
         ({"position": "rotary", "rotary_fraction": 0.1}, "head_dim × rotary_fraction = 0 must be even and not 0"),
         ({"rotary_fraction": 1.5}, "rotary_fraction = 1.5 must be at most 1"),
@@ -97,7 +97,7 @@ def test_only_a_table_of_positions_ends(small: Config, position: str, limited: b
         ({"sliding_window_layers": "all"}, "sliding_window_layers = 'all' must be a list of whole numbers"),
         ({"sliding_window_layers": [0.5]}, r"sliding_window_layers = \(0.5,\) must be a list of whole numbers"),
         ({"rotary_scaling": 2.0}, "rotary_scaling = 2.0 must be a RotaryScaling or null"),
-        ({"recurrence": "lstm"}, 'heads = 4 does not apply to recurrence = "lstm"'),
+        ({"block": "lstm"}, 'heads = 4 does not apply to block = "lstm"'),
         ({**RECURRENT, "position": "rotary"}, "position = 'rotary' does not apply"),
         ({**RECURRENT, "norm_placement": "post"}, "norm_placement = 'post' does not apply"),
         ({**RECURRENT, "embedding_norm": "replaces_first"}, 'embedding_norm = "replaces_first" does not apply'),

@@ -6,7 +6,7 @@ either declared by a backend and then compared with the reference here, or the c
 
 from dataclasses import MISSING, fields
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from decode_models import END, run_backend, tiny
 from decode_stacks import make
 
 from qkv.blocks import StackConfig, Tap
+from qkv.blocks.parts import PARTS
 from qkv.decode import GenerationOptions, GenerationResult, PromptLookup, generate
 from qkv.decode.backend import (
     BACKENDS,
@@ -28,16 +29,17 @@ from qkv.decode.backend import (
     Backend,
     choose_backend,
 )
-from qkv.decode.support import EVERY_CHOICE, UNUSED_FIELDS, literal_fields, supports
+from qkv.decode.support import EVERY_CHOICE, UNUSED_FIELDS, choice_fields, supports
 
 FAMILIES = ("decoder", "seq2seq")
 PROMPTS = [[5, 6, 7, 3], [8], [3, 4]]
-CHOICES = [(name, value) for name, values in literal_fields().items() for value in values]
+HINTS = get_type_hints(StackConfig)
+CHOICES = [(name, value) for name in choice_fields() for value in PARTS.get(name) or get_args(HINTS[name])]
 RECURRENT = {"heads": 0, "ffn_width": 0}
 COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("norm", "rmsnorm"): {"norm_affine": "gain"},
-    **{("recurrence", kind): RECURRENT for kind in ("rnn", "gru", "lstm")},
-    ("recurrent_attention", "none"): {**RECURRENT, "recurrence": "gru"},
+    **{("block", kind): RECURRENT for kind in ("rnn", "gru", "lstm")},
+    ("recurrent_attention", "none"): {**RECURRENT, "block": "gru"},
 }
 """What a choice needs besides."""
 SIZES = {"vocab_size", "width", "layers", "heads", "ffn_width", "max_positions", "norm_eps"}

@@ -19,7 +19,7 @@ PROMPTS = [[3, 4, 5, 6], [7], [8, 9]]
 
 def tiny(family: str, kind: str = "lstm", vocab: int = 12, **choices: str) -> Network:
     """A random model in float64, whose next token depends on what came before."""
-    stack = StackConfig(vocab_size=vocab, width=16, layers=2, recurrence=kind, init_std=1.0, **choices)  # type: ignore[arg-type]
+    stack = StackConfig(vocab_size=vocab, width=16, layers=2, block=kind, init_std=1.0, **choices)  # type: ignore[arg-type]
     sides = {side: stack for side in ("encoder", "decoder") if family in (side, "seq2seq")}
     torch.manual_seed(1)
     head = HeadConfig(kind="lm", outputs=vocab)

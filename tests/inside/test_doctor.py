@@ -70,7 +70,7 @@ def test_a_healthy_model_passes_every_check_and_is_not_changed(family: str, head
 
 @pytest.mark.parametrize("family", ["decoder", "seq2seq"])
 def test_a_healthy_recurrent_model_passes_the_checks_that_apply(family: str) -> None:
-    subject = make_subject(family, recurrence="gru", heads=0, ffn_width=0, position="none", init="xavier")
+    subject = make_subject(family, block="gru", heads=0, ffn_width=0, position="none", init="xavier")
     findings = {name: run_check(name, subject) for name in CHECKS if name not in ("overfit", "lr")}
     skipped = {name for name, finding in findings.items() if finding.status == "skipped"}
     assert {"heads", "neurons", "activations"} <= skipped

@@ -108,7 +108,7 @@ def change(values: dict[str, Any], path: str, value: Any) -> None:
         ("hed", {}, r"x/config.json: unknown field 'hed'; did you mean 'head'\?"),
         ("decoder.witdh", 16, r"x/config.json: decoder: unknown field 'witdh'; did you mean 'width'\?"),
         ("head.knid", "lm", r"x/config.json: head: unknown field 'knid'; did you mean 'kind'\?"),
-        ("decoder.position", "rotery", r"x/config.json: decoder: position = 'rotery' must be one of"),
+        ("decoder.position", "rotery", r"x/config.json: decoder: position = 'rotery' is unknown; did you mean"),
         ("decoder.width", "16", r"x/config.json: decoder: width = '16' must be a whole number"),
         (
             "decoder.rotary_scaling",

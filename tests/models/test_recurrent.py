@@ -26,7 +26,7 @@ def _no_grad() -> Any:
 
 @pytest.fixture
 def recurrent(network: Make) -> Make:
-    return lambda family, kind="lstm", **choices: network(family, recurrence=kind, **RECURRENT, **choices)
+    return lambda family, kind="lstm", **choices: network(family, block=kind, **RECURRENT, **choices)
 
 
 def close(a: Tensor, b: Tensor) -> bool:
@@ -117,11 +117,11 @@ def test_a_cached_sequence_is_one_document(recurrent: Make, ids: Make) -> None:
 
 
 def test_stacks_are_both_recurrent_or_neither(stack_config: Make) -> None:
-    lstm, gru = (stack_config(recurrence=kind, **RECURRENT) for kind in ("lstm", "gru"))
+    lstm, gru = (stack_config(block=kind, **RECURRENT) for kind in ("lstm", "gru"))
     assert Config(encoder=lstm, decoder=gru).is_recurrent
-    with pytest.raises(ValueError, match="encoder: recurrence = 'lstm', but decoder: recurrence = 'none'"):
+    with pytest.raises(ValueError, match="encoder: block = 'lstm', but decoder: block = 'transformer'"):
         Config(encoder=lstm, decoder=stack_config())
-    odd = stack_config(recurrence="lstm", **RECURRENT, width=15)
+    odd = stack_config(block="lstm", **RECURRENT, width=15)
     assert Config(decoder=odd).is_recurrent
     with pytest.raises(ValueError, match="encoder: width = 15 must be even"):
         Config(encoder=odd)

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from qkv.blocks import SITES, Tap
+from qkv.blocks import Tap
 from qkv.blocks.attention import pattern, scores
 from qkv.blocks.kernels.prepared import PreparedMask
 from qkv.blocks.mask import Mask, make_layout
+from qkv.blocks.parts import all_sites
 from qkv.blocks.position import Rotary
 
 Make = Callable[..., Any]
@@ -41,8 +42,9 @@ def look(network: Make, run: Make, ids: Make) -> Callable[..., Tensor]:
 
 def expected_names(family: str) -> set[str]:
     """Every site of both layers, those of cross-attention where there is some."""
-    own = [site for site in SITES if site != "final" and not site.startswith("cross_")]
-    cross = [site for site in SITES if site.startswith("cross_")]
+    sites = set(all_sites()) - {"state", "final"}  # a state is a recurrent layer's
+    cross = [site for site in sites if site.startswith("cross_")]
+    own = [site for site in sites if site not in cross]
     names = set()
     for stack in ("encoder", "decoder"):
         if family in (stack, "seq2seq"):

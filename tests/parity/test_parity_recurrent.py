@@ -4,18 +4,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from qkv.blocks import RecurrentStack, SequenceLayout, StackConfig, make_layout
+from qkv.blocks import SequenceLayout, Stack, StackConfig, make_layout, make_stack
 
 WIDTH = 12
 TORCH = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 DOCUMENT_IDS = torch.tensor([[1, 1, 1, 2, 2, 3], [0, 0, 1, 1, 1, 1], [2, 2, 2, 1, 0, 0], [0, 0, 0, 0, 0, 0]])
 
 
-def make_pair(kind: str, layers: int, *, causal: bool) -> tuple[RecurrentStack, nn.Module]:
+def make_pair(kind: str, layers: int, *, causal: bool) -> tuple[Stack, nn.Module]:
     """A stack in float64, and torch's module with the same weights."""
     torch.manual_seed(0)
-    config = StackConfig(vocab_size=5, width=WIDTH, layers=layers, recurrence=kind)  # type: ignore[arg-type]
-    stack = RecurrentStack(config, name="decoder" if causal else "encoder", causal=causal).double()
+    config = StackConfig(vocab_size=5, width=WIDTH, layers=layers, block=kind)  # type: ignore[arg-type]
+    stack = make_stack(config, name="decoder" if causal else "encoder", causal=causal).double()
     width = WIDTH if causal else WIDTH // 2
     theirs = TORCH[kind](WIDTH, width, layers, bidirectional=not causal, batch_first=True).double()
     with torch.no_grad():

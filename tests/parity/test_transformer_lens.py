@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import HeadConfig, StackConfig
+from qkv.blocks.parts import layer_sites
 from qkv.inside import (
     ATTRIBUTION_SITES,
     EditTap,
@@ -159,9 +160,8 @@ def test_every_shared_site(site: str, recorded: Trace, cache: Any) -> None:
 
 def test_our_sites_are_all_compared() -> None:
     """A new site of the tap must be added to the table, or be named here as one that they do not have."""
-    from qkv.blocks.tap import SITES
-
-    assert {site for site in SITES if not site.startswith("cross_")} == {*HOOKS, "final"}
+    config = StackConfig(vocab_size=1, width=8, layers=1, heads=1, ffn_width=8)
+    assert set(layer_sites(config, 0, cross=False)) == set(HOOKS)
 
 
 def test_the_final_norm_and_the_logits(recorded: Trace, cache: Any, hooked: Any, ids: list[int]) -> None:

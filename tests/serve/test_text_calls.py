@@ -67,7 +67,7 @@ def test_a_call_for_another_kind_of_model_says_what_the_model_can_do(running: An
 
 
 def test_a_recurrent_model_answers_text_calls_and_has_no_engine() -> None:
-    model = seq2seq(recurrence="gru", heads=0, ffn_width=0, position="none")
+    model = seq2seq(block="gru", heads=0, ffn_width=0, position="none")
     model.network.eval()
     with client({"rnn": model}) as server:
         expected = [one.to_dict() for one in model.translate(["the dog"], align=True, max_tokens=5)]

@@ -38,7 +38,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_is_a_model_folder_that_answers(runs: dict[str, Path], kind: str) -> None:
     model = qkv.load(runs[kind])
-    assert model.config.stack.recurrence == KINDS[kind]
+    assert model.config.stack.block == KINDS[kind]
     answers: dict[str, Any] = {
         "seq2seq": lambda: model.generate(TEXT, max_tokens=5),
         "causal_lm": lambda: model.generate(TEXT, max_tokens=5),

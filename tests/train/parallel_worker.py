@@ -51,7 +51,7 @@ def config_of(case: str) -> Config:
         )
         return Config(encoder=replace(t5, layers=1, num_layer_groups=1), decoder=t5, head=lm, share_embeddings=True)
     if case == "recurrent":
-        lstm = StackConfig(vocab_size=VOCAB, width=16, layers=2, recurrence="lstm", init_std=0.1)
+        lstm = StackConfig(vocab_size=VOCAB, width=16, layers=2, block="lstm", init_std=0.1)
         return Config(encoder=lstm, decoder=lstm, head=lm, share_embeddings=True)
     # one block that all layers share, a head of its own, sizes that two processes do not share evenly
     odd = {**SIZES, "width": 15, "head_dim": 6, "vocab_size": 29, "init_std": 0.1}

@@ -47,7 +47,7 @@ def test_the_recipe_can_decide(choice, fast_gpu):
 @pytest.mark.parametrize("choice", ["auto", "yes", "no"])
 def test_a_recurrent_model_is_not_compiled(choice, fast_gpu):
     """Its number of steps depends on the documents of a batch."""
-    stack = StackConfig(vocab_size=9, width=8, layers=1, recurrence="lstm")
+    stack = StackConfig(vocab_size=9, width=8, layers=1, block="lstm")
     network = build(Config(decoder=stack), device="meta")
     compiled, note = should_compile(TrainSection(steps=10**9, compile=choice), OneGpu(), network, None)
     assert not compiled

@@ -1,12 +1,13 @@
 """The parts of a Transformer. Read them in this order:
 
-config        the fields that describe a stack    inputs       the input of a network
-embedding     ids → vectors                       position     position encodings
-mask          which tokens attend to which        attention    softmax(QKᵀ/√D) V
-feedforward   the MLP of a block                  norm         LayerNorm, RMSNorm
-block         attention and MLP, residual sums    stack        blocks in sequence
-head          hidden states → outputs             cache        keys and values kept in decoding
-tap           recording and changing activations  init         initial weights
+config        the fields that describe a stack    parts        which name builds which part
+inputs        the input of a network              embedding    ids → vectors
+position      position encodings                  mask         which tokens attend to which
+attention     softmax(QKᵀ/√D) V                   feedforward  the MLP of a block
+norm          LayerNorm, RMSNorm                  block        attention and MLP, residual sums
+stack         blocks in sequence                  head         hidden states → outputs
+cache         keys and values kept in decoding    tap          recording and changing activations
+init          initial weights                     cost         parameters and FLOPs of each part
 recurrent     RNN, GRU and LSTM, in place of blocks
 kernels/      fast kernels                        checks/      checks of configs; skip both at first
 
@@ -17,6 +18,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from qkv.blocks.config import AttentionKernel, HeadConfig, RotaryScaling, StackConfig
+from qkv.blocks.cost import PartCost
+from qkv.blocks.parts import register_part
 
 if TYPE_CHECKING:
     from qkv.blocks.cache import CrossCache, EncoderMemory, RecurrentCache, SelfCache
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from qkv.blocks.mask import Mask, SequenceLayout, make_layout, positions_in_documents
     from qkv.blocks.recurrent import RecurrentStack
     from qkv.blocks.stack import Stack, make_stack
-    from qkv.blocks.tap import SITES, Tap
+    from qkv.blocks.tap import Tap
 
 NEED_TORCH = {
     "CrossCache": "qkv.blocks.cache",
@@ -41,7 +44,6 @@ NEED_TORCH = {
     "Payload": "qkv.blocks.inputs",
     "RecurrentCache": "qkv.blocks.cache",
     "RecurrentStack": "qkv.blocks.recurrent",
-    "SITES": "qkv.blocks.tap",
     "SelfCache": "qkv.blocks.cache",
     "SequenceLayout": "qkv.blocks.mask",
     "Stack": "qkv.blocks.stack",
@@ -55,7 +57,6 @@ NEED_TORCH = {
 }
 
 __all__ = [
-    "SITES",
     "AttentionKernel",
     "CrossCache",
     "Embedding",
@@ -65,6 +66,7 @@ __all__ = [
     "Inputs",
     "KernelHints",
     "Mask",
+    "PartCost",
     "Payload",
     "RecurrentCache",
     "RecurrentStack",
@@ -80,6 +82,7 @@ __all__ = [
     "make_stack",
     "pool",
     "positions_in_documents",
+    "register_part",
 ]
 
 

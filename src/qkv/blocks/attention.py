@@ -163,3 +163,8 @@ class CrossAttention(Attention):
         q = q.view(-1, num_beams, *q.shape[1:]).transpose(1, 2).flatten(2, 3)
         out = self.attend(q, k, v, source.mask, tap, "cross_")  # (B, n·T, C)
         return out.view(x.shape)
+
+
+def make_attention(config: StackConfig, *, cross: bool = False) -> Attention:
+    """Return self-attention or cross-attention."""
+    return CrossAttention(config) if cross else SelfAttention(config)

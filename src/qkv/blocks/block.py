@@ -23,6 +23,7 @@ from qkv.blocks.config import StackConfig
 from qkv.blocks.feedforward import FeedForward
 from qkv.blocks.kernels.prepared import PreparedMask
 from qkv.blocks.norm import make_norm
+from qkv.blocks.parts import make_part
 from qkv.blocks.position import Rotary
 from qkv.blocks.tap import LayerTap
 
@@ -61,11 +62,11 @@ class Block(nn.Module):
     def __init__(self, config: StackConfig, *, cross: bool = False, skip_norm: bool = False) -> None:
         super().__init__()
         self.parallel = config.residual == "parallel"
-        self.attention = SelfAttention(config)
+        self.attention: SelfAttention = make_part("attention", config)
         self.attention_sub = ResidualWrapper(config, skip_norm=skip_norm)
-        self.cross = CrossAttention(config) if cross else None
+        self.cross: CrossAttention | None = make_part("attention", config, cross=True) if cross else None
         self.cross_sub = ResidualWrapper(config) if cross else None
-        self.ffn = FeedForward(config)
+        self.ffn: FeedForward = make_part("feedforward", config)
         self.ffn_sub = ResidualWrapper(config)
 
     def forward(

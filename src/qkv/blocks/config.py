@@ -1,7 +1,8 @@
 """The configs of a stack of blocks and of a head: flat lists of named choices.
 
-To try another kind of part, add a choice here. Nothing in `blocks/` depends on the name of a model. Add a
-field only after review: `tests/test_frozen.py` fails until its list of fields is changed too.
+The kinds of attention, feed-forward, norm, position and block are the names in the table in `parts.py`. Nothing in
+`blocks/` depends on the name of a model. Add a field only after review: `tests/test_frozen.py` fails until its list of
+fields is changed too.
 """
 
 from dataclasses import dataclass
@@ -9,19 +10,16 @@ from typing import Literal
 
 from qkv.blocks.checks.config import (
     check_head,
+    check_part_names,
     check_recurrent,
     check_scaling,
     check_stack_combinations,
     check_stack_values,
 )
+from qkv.blocks.parts import PARTS
 
-PositionKind = Literal["sinusoidal", "sinusoidal_split", "learned", "rotary", "alibi", "t5", "none"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
-FeedForwardKind = Literal["relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "geglu_tanh", "swiglu"]
-GATED_ACTIVATIONS = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
-"""The gated kinds of feed-forward, and the activation of the gate."""
 HeadKind = Literal["none", "lm", "mlm", "classify", "choice", "tag", "span", "embed"]
-Recurrence = Literal["none", "rnn", "gru", "lstm"]
 AttentionKernel = Literal["auto", "eager", "sdpa", "flex", "varlen"]
 """The implementation of attention. It is not part of a config, because every kernel gives the same result."""
 
@@ -52,7 +50,7 @@ class StackConfig:
     >>> tiny = StackConfig(vocab_size=100, width=64, layers=2, heads=4, ffn_width=256)
     >>> tiny.head_dim, tiny.kv_heads
     (16, 4)
-    >>> StackConfig(vocab_size=100, width=64, layers=2, recurrence="lstm").position
+    >>> StackConfig(vocab_size=100, width=64, layers=2, block="lstm").position
     'none'
     """
 
@@ -68,7 +66,7 @@ class StackConfig:
     num_layer_groups: int = 0  # number of distinct blocks; consecutive layers share one (ALBERT: 1); 0: one per layer
 
     # Positions
-    position: PositionKind = "sinusoidal"
+    position: str = "sinusoidal"
     max_positions: int = 512
     position_offset: int = 0  # learned: position p reads row p + offset of the table (BART 2, RoBERTa pad + 1)
     rotary_base: float = 10_000.0
@@ -84,7 +82,9 @@ class StackConfig:
     sliding_window_layers: tuple[int, ...] = ()  # the layers that have the window; (): all layers
 
     # Parts
-    norm: Literal["layernorm", "rmsnorm", "none"] = "layernorm"  # "none": no norm anywhere, also not in the head
+    block: str = "transformer"  # or a stack of recurrent layers (blocks/recurrent.py)
+    attention: str = "softmax"
+    norm: str = "layernorm"
     norm_placement: Literal["pre", "post", "sandwich"] = "pre"
     norm_affine: Literal["gain_bias", "gain", "none"] = "gain_bias"
     norm_eps: float = 1e-5
@@ -92,7 +92,7 @@ class StackConfig:
     # A norm after the embedding: "extra" to the norms of the blocks, or "replaces_first": block 0 then has no norm
     # before attention (ModernBERT).
     qk_norm: Literal["none", "head"] = "none"  # normalise each head's query and key (Qwen3)
-    feedforward: FeedForwardKind = "gelu"
+    feedforward: str = "gelu"
     bias: Literal["all", "attention", "qkv", "none"] = "all"
     # Linear maps with a bias: all; q, k, v and the output of attention ("attention"); q, k and v ("qkv"); none.
     residual: Literal["serial", "parallel", "none"] = "serial"
@@ -102,12 +102,11 @@ class StackConfig:
     embedding_scale: Literal["none", "sqrt"] = "none"  # × √embedding_width (√width if it is not set)
     token_types: int = 0  # the number of token types (BERT: 2); 0: there is no token type embedding
 
-    # A stack of recurrent layers in place of Transformer blocks (blocks/recurrent.py). Only the size, the fields of the
-    # embedding and those below apply to it. All others keep their defaults, and `position` is "none".
-    recurrence: Recurrence = "none"
+    # Only the size, the fields of the embedding, this one and those below apply to recurrent layers. All others keep
+    # their defaults, and `position` is "none".
     recurrent_attention: Literal["additive", "none"] = "additive"
-    # How the decoder of an encoder-decoder reads the source: additive attention (Bahdanau et al. 2015), or only through
-    # its initial state (Sutskever et al. 2014).
+    # How a recurrent decoder reads the source: additive attention (Bahdanau et al. 2015), or only through its initial
+    # state (Sutskever et al. 2014).
 
     # Training
     dropout: float = 0.0  # after the embedding, and after each attention, feed-forward or recurrent layer
@@ -117,6 +116,7 @@ class StackConfig:
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
+        check_part_names(self)
         if self.is_recurrent:
             plain: dict[str, object] = {"heads": self.heads or 1, "ffn_width": self.ffn_width or self.width}
             if self.position == "sinusoidal":  # the default
@@ -138,8 +138,8 @@ class StackConfig:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether the stack has recurrent layers instead of Transformer blocks."""
-        return self.recurrence != "none"
+        """Whether one part, such as a stack of recurrent layers, replaces all blocks."""
+        return PARTS["block"][self.block].is_stack
 
     @property
     def rotary_dim(self) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from qkv.blocks.config import StackConfig
 from qkv.blocks.norm import make_norm
-from qkv.blocks.position import sinusoids
+from qkv.blocks.parts import make_position
 
 
 class Embedding(nn.Module):
@@ -19,13 +19,9 @@ class Embedding(nn.Module):
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
         width = config.embedding_width or config.width
-        self.position_kind = config.position
         self.scale = width**0.5 if config.embedding_scale == "sqrt" else 1.0
-        self.position_offset = config.position_offset
         self.token = nn.Embedding(config.vocab_size, width)
-        self.position = None
-        if config.position == "learned":
-            self.position = nn.Embedding(config.max_positions + config.position_offset, width)
+        self.position = make_position(config, "embedding")
         self.types = nn.Embedding(config.token_types, width) if config.token_types else None
         self.norm = make_norm(config, width) if config.embedding_norm != "none" else None
         self.dropout = nn.Dropout(config.dropout)
@@ -37,12 +33,7 @@ class Embedding(nn.Module):
 
     def position_vectors(self, positions: Tensor) -> Tensor | None:
         """Return the vectors to add at these positions, (B, T) → (B, T, W), or None if positions enter elsewhere."""
-        if self.position is not None:
-            vectors: Tensor = self.position(positions + self.position_offset)
-            return vectors
-        if self.position_kind in ("sinusoidal", "sinusoidal_split"):
-            return sinusoids(positions, self.token.embedding_dim, split=self.position_kind == "sinusoidal_split")
-        return None
+        return None if self.position is None else self.position(positions)
 
     def combine(self, ids: Tensor, position_vectors: Tensor | None, token_type_ids: Tensor | None = None) -> Tensor:
         """Add the embeddings of tokens, positions and token types; then apply norm, dropout and projection."""

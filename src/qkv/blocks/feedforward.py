@@ -11,7 +11,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.blocks.config import GATED_ACTIVATIONS, StackConfig
+from qkv.blocks.config import StackConfig
 from qkv.blocks.tap import LayerTap
 
 
@@ -31,16 +31,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class FeedForward(nn.Module):
     """Two linear maps with an activation between them, applied to each token separately."""
 
-    def __init__(self, config: StackConfig) -> None:
+    def __init__(self, config: StackConfig, *, activation: str, gated: bool = False) -> None:
         super().__init__()
         bias = config.bias == "all"
-        self.gated = config.feedforward in GATED_ACTIVATIONS
-        self.kind = config.feedforward
-        self.activation = ACTIVATIONS[GATED_ACTIVATIONS.get(config.feedforward, config.feedforward)]
+        self.kind, self.gated, self.activation_name = config.feedforward, gated, activation
+        self.activation = ACTIVATIONS[activation]
         # Training may install a fused function for `up` and the activation (kernels/linear_gelu.py). The function
         # returns None for an input that it does not support.
         self.fused: Callable[[str, nn.Module, Tensor], Tensor | None] | None = None
-        self.up = nn.Linear(config.width, config.ffn_width * (2 if self.gated else 1), bias=bias)
+        self.up = nn.Linear(config.width, config.ffn_width * (2 if gated else 1), bias=bias)
         self.down = nn.Linear(config.ffn_width, config.width, bias=bias)
         self.dropout = nn.Dropout(config.ffn_dropout)
 

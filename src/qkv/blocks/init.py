@@ -6,7 +6,7 @@ scaled   as normal, but σ of the projections into the residual stream is divide
 xavier   Glorot-uniform matrices, embeddings with σ = 1/√C: the 2017 Transformer
 t5       σ = 1/√fan-in; query weights are smaller by 1/√D, because T5 does not scale its scores
 
-The layers of a recurrent stack have torch's own initialisation (`RecurrentStack.reset_parameters`).
+A part that has a method `init_weights(config)` samples its own weights, as the recurrent layers do.
 """
 
 import math
@@ -14,10 +14,11 @@ import math
 import torch
 from torch import nn
 
+from qkv.blocks.attention import CrossAttention, SelfAttention
 from qkv.blocks.block import Block
 from qkv.blocks.config import StackConfig
+from qkv.blocks.feedforward import FeedForward
 from qkv.blocks.head import Head
-from qkv.blocks.recurrent import RecurrentStack
 from qkv.blocks.stack import Stack
 
 
@@ -51,43 +52,52 @@ def initialise(network: nn.Module, config: StackConfig) -> None:
                 _init_xavier(module)
             elif config.init == "t5":
                 _init_t5(module, config)
-        elif isinstance(module, RecurrentStack):
-            module.reset_parameters()
+        elif callable(init_weights := getattr(module, "init_weights", None)):
+            init_weights(config)
         elif isinstance(module, Head) and config.init == "t5" and module.config.kind == "lm" and not module.config.tied:
             nn.init.normal_(module.out.weight, std=1.0)  # type: ignore[union-attr]
-        elif isinstance(module, Stack) and config.init == "t5" and module.bias is not None and module.bias.table:
-            nn.init.normal_(module.bias.table.weight, std=config.width**-0.5)
+        elif isinstance(module, Stack) and config.init == "t5" and getattr(module.bias, "table", None) is not None:
+            nn.init.normal_(module.bias.table.weight, std=config.width**-0.5)  # type: ignore[union-attr]
 
 
 def _init_scaled(block: Block, config: StackConfig) -> None:
     """Sample the projections into the residual stream: 2 per layer, or 3 with cross-attention."""
-    projections = [block.attention.out, block.ffn.down, *([] if block.cross is None else [block.cross.out])]
+    attention, cross, ffn = _built_in_parts(block)
+    projections = [*(part.out for part in attention), *(part.down for part in ffn), *(part.out for part in cross)]
     for linear in projections:
         nn.init.normal_(linear.weight, std=config.init_std / math.sqrt(len(projections) * config.layers))
 
 
 def _init_xavier(block: Block) -> None:
     """Sample each part of a fused matrix with its own Glorot bound, not with the bound of the whole matrix."""
-    parts = list(block.attention.qkv.weight.split(block.attention.split_sizes))
-    if block.cross is not None:
-        parts += block.cross.kv.weight.chunk(2)
-    if block.ffn.gated:
-        parts += block.ffn.up.weight.chunk(2)
-    for part in parts:
-        nn.init.xavier_uniform_(part)
+    attention, cross, ffn = _built_in_parts(block)
+    matrices = [matrix for part in attention for matrix in part.qkv.weight.split(part.split_sizes)]
+    matrices += [matrix for part in cross for matrix in part.kv.weight.chunk(2)]
+    matrices += [matrix for part in ffn if part.gated for matrix in part.up.weight.chunk(2)]
+    for matrix in matrices:
+        nn.init.xavier_uniform_(matrix)
 
 
 def _init_t5(block: Block, config: StackConfig) -> None:
     """Sample with σ = 1/√fan-in, so that activations keep their variance."""
     width, inner = config.width, config.heads * config.head_dim
-    q, k, v = block.attention.qkv.weight.split(block.attention.split_sizes)
-    attentions = [(q, (k, v), block.attention.out)]
-    if block.cross is not None:
-        attentions.append((block.cross.q.weight, block.cross.kv.weight.chunk(2), block.cross.out))  # type: ignore[arg-type]
-    for query, others, out in attentions:
+    attention, cross, ffn = _built_in_parts(block)
+    projections = [(*part.qkv.weight.split(part.split_sizes), part.out) for part in attention]
+    projections += [(part.q.weight, *part.kv.weight.chunk(2), part.out) for part in cross]
+    for query, key, value, out in projections:
         nn.init.normal_(query, std=(width * config.head_dim) ** -0.5)
-        for other in others:
+        for other in (key, value):
             nn.init.normal_(other, std=width**-0.5)
         nn.init.normal_(out.weight, std=inner**-0.5)
-    nn.init.normal_(block.ffn.up.weight, std=width**-0.5)
-    nn.init.normal_(block.ffn.down.weight, std=config.ffn_width**-0.5)
+    for part in ffn:
+        nn.init.normal_(part.up.weight, std=width**-0.5)
+        nn.init.normal_(part.down.weight, std=config.ffn_width**-0.5)
+
+
+def _built_in_parts(block: Block) -> tuple[list[SelfAttention], list[CrossAttention], list[FeedForward]]:
+    """Return the parts of a block whose matrices this file knows."""
+    return (
+        [block.attention] if isinstance(block.attention, SelfAttention) else [],
+        [block.cross] if isinstance(block.cross, CrossAttention) else [],
+        [block.ffn] if isinstance(block.ffn, FeedForward) else [],
+    )

@@ -45,6 +45,30 @@ def sinusoids(positions: Tensor, width: int, split: bool = False) -> Tensor:
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
 
 
+class SinusoidalPositions(nn.Module):
+    """Adds `sinusoids` to the embedding."""
+
+    def __init__(self, config: StackConfig, *, split: bool) -> None:
+        super().__init__()
+        self.width, self.split = config.embedding_width or config.width, split
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Positions (B, T) → vectors (B, T, C)."""
+        return sinusoids(positions, self.width, split=self.split)
+
+
+class LearnedPositions(nn.Embedding):
+    """A table of vectors, which are added to the embedding."""
+
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__(config.max_positions + config.position_offset, config.embedding_width or config.width)
+        self.offset = config.position_offset
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Positions (B, T) → vectors (B, T, C)."""
+        return super().forward(positions + self.offset)
+
+
 class Rotary:
     """The cosines and sines that rotate queries and keys, computed once per forward pass."""
 
@@ -66,6 +90,20 @@ class Rotary:
             return torch.cat([self.rotate(x[..., :width]), x[..., width:]], dim=-1)
         x32 = x.to(self.cos.dtype)
         return torch.addcmul(x32 * self.cos, x32.roll(width // 2, dims=-1), self.sin).to(x.dtype)
+
+
+class RotaryPositions(nn.Module):
+    """Computes the rotary table of a forward pass. Layers with a sliding window may have a base of their own."""
+
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(self, positions: Tensor, dtype: torch.dtype, window: int = 0) -> Rotary:
+        """Positions (B, T) → the table for layers with this sliding window."""
+        config = self.config
+        base = config.rotary_base_sliding if window else config.rotary_base
+        return Rotary(positions, config.rotary_dim, base, config.rotary_scaling, dtype)
 
 
 def scale_frequencies(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
@@ -113,11 +151,11 @@ def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int, causal: boo
 class ScoreBias(nn.Module):
     """The bias that ALiBi or T5 adds to the scores. All layers of a stack share T5's table."""
 
-    def __init__(self, config: StackConfig, causal: bool) -> None:
+    def __init__(self, config: StackConfig, *, causal: bool, learned: bool) -> None:
         super().__init__()
         self.heads = config.heads
         self.num_buckets, self.max_distance, self.causal = config.relative_buckets, config.relative_max_distance, causal
-        self.table = nn.Embedding(config.relative_buckets, config.heads) if config.position == "t5" else None
+        self.table = nn.Embedding(config.relative_buckets, config.heads) if learned else None
 
     def forward(self, query_positions: Tensor, key_positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Positions of queries (B, T) and keys (B, S) → bias (B, H, T, S).

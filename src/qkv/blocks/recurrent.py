@@ -35,17 +35,17 @@ from qkv.blocks.kernels.prepared import NO_HINTS, KernelHints
 from qkv.blocks.mask import SequenceLayout
 from qkv.blocks.tap import Tap
 
-LAYERS: dict[str, type[nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
-CELLS: dict[str, type[nn.RNNCellBase]] = {"rnn": nn.RNNCell, "gru": nn.GRUCell, "lstm": nn.LSTMCell}
+LAYERS: dict[str, type[nn.RNNBase]] = {"RNN": nn.RNN, "GRU": nn.GRU, "LSTM": nn.LSTM}
+CELLS: dict[str, type[nn.RNNCellBase]] = {"RNN": nn.RNNCell, "GRU": nn.GRUCell, "LSTM": nn.LSTMCell}
 
 
 class RecurrentLayer(nn.Module):
     """One layer, in one or both directions. Torch's kernels run all steps."""
 
-    def __init__(self, config: StackConfig, *, bidirectional: bool) -> None:
+    def __init__(self, config: StackConfig, layer: str, *, bidirectional: bool) -> None:
         super().__init__()
         width = config.width // 2 if bidirectional else config.width
-        self.rnn = LAYERS[config.recurrence](config.width, width, bidirectional=bidirectional)  # type: ignore[call-arg, arg-type]
+        self.rnn = LAYERS[layer](config.width, width, bidirectional=bidirectional)  # type: ignore[call-arg, arg-type]
 
     def forward(self, data: Tensor, batch_sizes: Tensor, state: State | None) -> tuple[Tensor, State]:
         """Vectors in step order (N, C) and the first state (D, C), or None for zeros → outputs (N, C), last state."""
@@ -65,10 +65,10 @@ class RecurrentLayer(nn.Module):
 class AttentiveLayer(nn.Module):
     """The first layer of a decoder with additive attention. It runs step by step: attention needs the last state."""
 
-    def __init__(self, config: StackConfig) -> None:
+    def __init__(self, config: StackConfig, layer: str) -> None:
         super().__init__()
         width = config.width
-        self.cell = CELLS[config.recurrence](2 * width, width)  # type: ignore[call-arg]
+        self.cell = CELLS[layer](2 * width, width)  # type: ignore[call-arg]
         self.query, self.key = nn.Linear(width, width, bias=False), nn.Linear(width, width)
         self.score = nn.Linear(width, 1, bias=False)
 
@@ -99,23 +99,25 @@ class AttentiveLayer(nn.Module):
 class RecurrentStack(nn.Module):
     """A stack of recurrent layers on vectors with a layout; the arguments are those of `Stack`."""
 
-    def __init__(self, config: StackConfig, *, name: str, causal: bool, cross: bool = False) -> None:
+    def __init__(self, config: StackConfig, *, layer: str, name: str, causal: bool, cross: bool = False) -> None:
         super().__init__()
         self.config, self.name, self.causal = config, name, causal
         self.gradient_checkpointing = False  # recompute each layer in the backward pass, to save memory
         has_attention = cross and config.recurrent_attention == "additive"
         self.layers = nn.ModuleList(
-            AttentiveLayer(config) if has_attention and i == 0 else RecurrentLayer(config, bidirectional=not causal)
+            AttentiveLayer(config, layer)
+            if has_attention and i == 0
+            else RecurrentLayer(config, layer, bidirectional=not causal)
             for i in range(config.layers)
         )
-        self.num_states = 2 if config.recurrence == "lstm" else 1  # per layer
+        self.num_states = 2 if layer == "LSTM" else 1  # per layer
         # The source's summary → the first state of every layer
         self.initial = nn.Linear(config.width, config.layers * self.num_states * config.width) if cross else None
         self.dropout = nn.Dropout(config.dropout)
         self.norm = None  # states need no norm: they lie between −1 and 1
 
     @torch.no_grad()
-    def reset_parameters(self) -> None:
+    def init_weights(self, config: StackConfig) -> None:
         """Sample all weights from a uniform distribution over ±1/√n, as torch does. n: numbers per direction or inputs.
 
         The bias of an LSTM's forget gate starts at 1, so that its cells keep their content at first (Gers et al. 2000,
@@ -197,6 +199,11 @@ class RecurrentStack(nn.Module):
                     data = order.gather(tap(site, order.scatter(data, batch_size, length)))
             data = self.dropout(data)
         return order.scatter(data, batch_size, length)
+
+    def new_cache(self, batch_size: int, capacity: int) -> RecurrentCache:
+        """Return an empty cache. A state has room for any number of tokens."""
+        weight, shape = next(self.parameters()), (self.config.layers, batch_size, self.config.width, self.num_states)
+        return RecurrentCache(*shape, device=weight.device, dtype=weight.dtype)
 
     def build_cross_cache(self, vectors: Tensor, layout: SequenceLayout) -> CrossCache:
         """Project the encoder's output (B, S, C) to the keys of additive attention, once for all decoding steps."""

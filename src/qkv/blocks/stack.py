@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from qkv.blocks.block import Block
 from qkv.blocks.cache import CrossCache, EncoderMemory, LayerCache, LayerMemory, SelfCache
 from qkv.blocks.config import AttentionKernel, StackConfig
 from qkv.blocks.kernels.choose import prepare_mask
@@ -18,8 +17,8 @@ from qkv.blocks.kernels.prepared import NO_HINTS, KernelHints, PreparedMask
 from qkv.blocks.kernels.selection import restrict_mask
 from qkv.blocks.mask import Mask, SequenceLayout
 from qkv.blocks.norm import make_norm
-from qkv.blocks.position import Rotary, ScoreBias
-from qkv.blocks.recurrent import RecurrentStack
+from qkv.blocks.parts import make_part, make_position
+from qkv.blocks.position import Rotary, RotaryPositions, ScoreBias
 from qkv.blocks.tap import LayerTap, Tap
 
 
@@ -30,7 +29,7 @@ def make_stack(config: StackConfig, *, name: str, causal: bool, cross: bool = Fa
     reads them first checks `config.is_recurrent`.
     """
     if config.is_recurrent:
-        return cast(Stack, RecurrentStack(config, name=name, causal=causal, cross=cross))
+        return cast(Stack, make_part("block", config, name=name, causal=causal, cross=cross))
     return Stack(config, name=name, causal=causal, cross=cross)
 
 
@@ -50,9 +49,10 @@ class Stack(nn.Module):
         self.residual_dtype: torch.dtype | None = None
         first = config.embedding_norm == "replaces_first"
         self.blocks = nn.ModuleList(
-            Block(config, cross=cross, skip_norm=first and i == 0) for i in range(config.num_layer_groups)
+            make_part("block", config, cross=cross, skip_norm=first and i == 0) for i in range(config.num_layer_groups)
         )
-        self.bias = ScoreBias(config, causal) if config.position in ("alibi", "t5") else None
+        self.rotation: RotaryPositions | None = make_position(config, "rotation")
+        self.bias: ScoreBias | None = make_position(config, "scores", causal=causal)
         # A post-norm block ends with a norm. After other blocks, the residual stream is not normed yet.
         self.norm = make_norm(config, config.width) if config.norm_placement != "post" else None
 
@@ -120,6 +120,13 @@ class Stack(nn.Module):
         pairs = [memory.keys_values(i, self.block_of(i).cross.keys_values) for i in range(self.config.layers)]  # type: ignore[union-attr, arg-type]
         return CrossCache([k.contiguous() for k, _ in pairs], [v.contiguous() for _, v in pairs], layout)
 
+    def new_cache(self, batch_size: int, capacity: int) -> SelfCache:
+        """Return an empty cache with room for `capacity` tokens per sequence, on the stack's device, in its dtype."""
+        config, weight = self.config, next(self.parameters())
+        dtype = weight.dtype if weight.dtype.is_floating_point else torch.float32
+        size = (config.layers, batch_size, config.kv_heads, capacity, config.head_dim)
+        return SelfCache(*size, device=weight.device, dtype=dtype)
+
     def prepare_masks(
         self, x: Tensor, queries: SequenceLayout, keys: SequenceLayout, hints: KernelHints = NO_HINTS
     ) -> dict[int, PreparedMask]:
@@ -135,14 +142,9 @@ class Stack(nn.Module):
 
     def rotary_tables(self, x: Tensor, layout: SequenceLayout) -> dict[int, Rotary]:
         """Return the rotary table for each window size in the stack. The dict is empty without rotary positions."""
-        config = self.config
-        if config.position != "rotary":
+        if self.rotation is None:
             return {}
-        tables = {}
-        for window in self._windows():
-            base = config.rotary_base_sliding if window else config.rotary_base
-            tables[window] = Rotary(layout.positions, config.rotary_dim, base, config.rotary_scaling, x.dtype)
-        return tables
+        return {window: self.rotation(layout.positions, x.dtype, window) for window in self._windows()}
 
     def _prepare_cross_mask(
         self, x: Tensor, layout: SequenceLayout, memory: EncoderMemory | CrossCache, hints: KernelHints

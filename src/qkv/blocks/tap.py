@@ -1,7 +1,7 @@
 """The tap records or changes activations inside a model, without hooks or globals.
 
-A site has a name such as `"decoder.3.cross_pattern"`: the stack, the layer, the activation. In the order in which a
-block computes them:
+A site has a name such as `"decoder.3.cross_pattern"`: the stack, the layer, the activation. Each part states its sites
+in the table in `parts.py`. Those of a Transformer, in the order in which a block computes them:
 
     resid_pre                                  the residual stream before the block
     q k v  scores  pattern  z  attn_out        self-attention: projections, scores before and after the softmax,
@@ -34,12 +34,8 @@ from fnmatch import fnmatchcase
 from torch import Tensor
 
 from qkv.blocks.mask import SequenceLayout
+from qkv.blocks.parts import all_sites
 
-SELF_SITES = ("q", "k", "v", "scores", "pattern", "z")
-CROSS_SITES = tuple(f"cross_{site}" for site in SELF_SITES)
-SITES = ("resid_pre", *SELF_SITES, "attn_out", "resid_mid", *CROSS_SITES, "cross_out", "cross_mid")
-SITES += ("mlp_pre", "mlp_post", "mlp_out", "resid_post", "final")
-RECURRENT_SITES = ("cross_pattern", "state", "final")
 STACK_NAMES = ("encoder", "decoder")
 Change = Callable[[Tensor], Tensor]
 
@@ -66,8 +62,8 @@ class Tap:
         self.change = dict(change or {})
         for pattern in (*self.record, *self.change):
             site = pattern.rsplit(".", 1)[-1]
-            if not any(fnmatchcase(known, site) for known in (*SITES, *RECURRENT_SITES)):
-                raise ValueError(f"no site matches {pattern!r}; the last part must be one of {', '.join(SITES)}")
+            if not any(fnmatchcase(known, site) for known in all_sites()):
+                raise ValueError(f"no site matches {pattern!r}; the last part must be one of {', '.join(all_sites())}")
             stack, dot, _ = pattern.partition(".")
             if dot and not any(fnmatchcase(known, stack) for known in STACK_NAMES):
                 raise ValueError(f"no site matches {pattern!r}; the first part must be one of {', '.join(STACK_NAMES)}")

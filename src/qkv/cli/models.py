@@ -38,17 +38,18 @@ def info(model: str, /, *, context: int | None = None, json: Json = False) -> No
     if context is not None:
         check_minimum("context", context, 1)
     if model in presets.PRESETS and not Path(model).is_dir():
-        config, notes = presets.find_preset(model), []
+        config, notes, num_parameters = presets.find_preset(model), [], None
     elif os.sep in model or Path(model).exists() or model in bundled_folders():
         with fast_imports():
             from qkv.train.run.load import load_model  # imports torch, to check the tensors of the folder
 
         stored = load_model(model, device="meta")
         config, notes = stored.config, stored.notes
+        num_parameters = sum(parameter.numel() for parameter in stored.network.parameters())
     else:
         known = [*presets.PRESETS, *bundled_folders()]
         raise UsageError(f"{model}: no such folder, preset or bundled model; {suggest_name(model, known)}")
-    summary = summarise_model(config, context)
+    summary = summarise_model(config, context, num_parameters)
     print_notes(model, notes)
     if json:
         print_json({"model": model, **summary.to_dict(), "config": config.to_dict(), "notes": notes})

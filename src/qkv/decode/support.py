@@ -1,11 +1,11 @@
-"""Fast paths declare which values of the config's `Literal` fields, and which modules, they implement.
+"""Fast paths declare which parts, which values of the config's `Literal` fields, and which modules they implement.
 
 A fast path is other code that computes the same results as `Stack`. It would silently ignore a config value that it
 does not implement. So every fast path lists the values that it implements, and `supports` returns False for all others,
-including a new `Literal` field of `StackConfig`. The call then runs on another fast path that supports it, or on the
-reference. `EVERY_CHOICE` below is the list of the CPU step and the GPU steps, and the fused kernels have their own in
-`gpu/fused_step.py`. `tests/decode/test_backend.py` decodes with every value of `EVERY_CHOICE` and compares the result
-with the reference.
+including a registered part and a new `Literal` field of `StackConfig`. The call then runs on another fast path that
+supports it, or on the reference. `EVERY_CHOICE` below is the list of the CPU step and the GPU steps, and the fused
+kernels have their own in `gpu/fused_step.py`. `tests/decode/test_backend.py` decodes with every value of `EVERY_CHOICE`
+and compares the result with the reference.
 
 A config does not say everything: a module of the network may have been replaced, or its forward pass. `is_unmodified`
 finds such networks, and every fast path leaves them to the reference.
@@ -13,7 +13,7 @@ finds such networks, and every fast path leaves them to the reference.
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_origin, get_type_hints
 
 from torch import nn
 
@@ -21,11 +21,12 @@ from qkv.blocks import Embedding, Head, Stack, StackConfig
 from qkv.blocks.attention import CrossAttention, SelfAttention
 from qkv.blocks.block import Block, ResidualWrapper
 from qkv.blocks.feedforward import FeedForward
-from qkv.blocks.position import ScoreBias
+from qkv.blocks.parts import PARTS
+from qkv.blocks.position import LearnedPositions, RotaryPositions, ScoreBias, SinusoidalPositions
 from qkv.models import Decoder, Seq2Seq
 
 Choices = Mapping[str, frozenset[str]]
-"""For each `Literal` field of `StackConfig`, the values that a fast path implements."""
+"""For each field of `StackConfig` that names a choice, the values that a fast path implements."""
 
 UNUSED_FIELDS = frozenset({"init"})
 """The `Literal` fields that do not affect a forward pass."""
@@ -42,32 +43,35 @@ EVERY_CHOICE: Choices = {
     "residual": frozenset({"serial", "parallel"}),
     "score_scale": frozenset({"sqrt", "none"}),
     "embedding_scale": frozenset({"none", "sqrt"}),
-    "recurrence": frozenset({"none"}),
+    "block": frozenset({"transformer"}),
+    "attention": frozenset({"softmax"}),
     "recurrent_attention": frozenset({"additive"}),
 }
 """The values that the CPU step and the GPU steps implement. Extend this table only together with them."""
 
 
 @cache
-def literal_fields() -> dict[str, tuple[str, ...]]:
-    """Return the `Literal` fields of `StackConfig` that affect a forward pass, with their values."""
-    hints = get_type_hints(StackConfig).items()
-    return {name: get_args(hint) for name, hint in hints if get_origin(hint) is Literal and name not in UNUSED_FIELDS}
+def choice_fields() -> tuple[str, ...]:
+    """Return the fields of `StackConfig` that name a part or another choice and affect a forward pass."""
+    literals = [name for name, hint in get_type_hints(StackConfig).items() if get_origin(hint) is Literal]
+    return (*PARTS, *(name for name in literals if name not in UNUSED_FIELDS))
 
 
 def supports(choices: Choices, config: StackConfig) -> bool:
     """Return whether a fast path that implements `choices` can run a stack with this config."""
-    return all(getattr(config, name) in choices.get(name, ()) for name in literal_fields())
+    return all(getattr(config, name) in choices.get(name, ()) for name in choice_fields())
 
 
 REPLICATED = (
     *(Decoder, Seq2Seq, Embedding, Stack, Head, Block, ResidualWrapper, SelfAttention, CrossAttention, FeedForward),
-    *(ScoreBias, nn.ModuleList, nn.Dropout, nn.Identity),
+    *(ScoreBias, RotaryPositions, nn.ModuleList, nn.Dropout, nn.Identity),
 )
 """The modules whose computation a fast path repeats in its own code, or leaves out."""
+CALLABLE = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, LearnedPositions, SinusoidalPositions)
+"""The linear maps, norms and tables of the built-in parts."""
 CALLED = frozenset({"qkv", "q", "kv", "out", "up", "down", "dense", "project", "norm", "norm_out", "q_norm", "k_norm"})
 CALLED |= {"token", "position", "types", "table"}
-"""The linear maps, norms and tables in these modules. They may be of any type: an unknown one is called."""
+"""The names of linear maps, norms and tables in these modules. They may be of any type: an unknown one is called."""
 
 
 def is_unmodified(network: nn.Module) -> bool:

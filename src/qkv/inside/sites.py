@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from qkv.blocks import SITES
+from qkv.blocks.parts import layer_sites
 from qkv.errors import UsageError, suggest_name
 from qkv.inside.trace import LOGITS
 from qkv.models import Config
@@ -17,17 +17,9 @@ def list_sites(config: Config) -> list[str]:
     """Return the names of all sites of a model, in the order of computation, with "logits" last."""
     names = []
     for stack, stack_config in config.stacks.items():
-        if stack_config.is_recurrent:
-            if stack == "decoder" and config.encoder is not None and stack_config.recurrent_attention == "additive":
-                names.append("decoder.0.cross_pattern")
-            names += [*(f"{stack}.{layer}.state" for layer in range(stack_config.layers)), f"{stack}.final"]
-            continue
-        activations = [site for site in SITES if site != "final"]
-        if stack == "encoder" or config.encoder is None:
-            activations = [site for site in activations if not site.startswith("cross_")]
-        if stack_config.residual == "parallel":
-            activations.remove("resid_mid")
-        names += [f"{stack}.{layer}.{site}" for layer in range(stack_config.layers) for site in activations]
+        cross = stack == "decoder" and config.encoder is not None
+        for layer in range(stack_config.layers):
+            names += [f"{stack}.{layer}.{site}" for site in layer_sites(stack_config, layer, cross=cross)]
         names.append(f"{stack}.final")
     return [*names, LOGITS]
 
@@ -36,7 +28,7 @@ def require_blocks(config: Config, what: str) -> None:
     """Raise an error if a model is recurrent: `what`, a lens for instance, reads parts of Transformer blocks."""
     if config.is_recurrent:
         raise UsageError(
-            f"{what} reads Transformer blocks, and this model has {config.stack.recurrence.upper()} layers; a trace of "
+            f"{what} reads Transformer blocks, and this model has {config.stack.block.upper()} layers; a trace of "
             f"it has the sites {', '.join(list_sites(config))}"
         )
 

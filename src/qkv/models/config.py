@@ -58,8 +58,8 @@ class Config:
             )
         if self.family == "seq2seq" and self.encoder.is_recurrent != self.decoder.is_recurrent:  # type: ignore[union-attr]
             raise ValueError(
-                f"encoder: recurrence = {self.encoder.recurrence!r}, but decoder: recurrence = "  # type: ignore[union-attr]
-                f"{self.decoder.recurrence!r}: both stacks must be recurrent, or neither"  # type: ignore[union-attr]
+                f"encoder: block = {self.encoder.block!r}, but decoder: block = "  # type: ignore[union-attr]
+                f"{self.decoder.block!r}: both stacks must be recurrent, or neither"  # type: ignore[union-attr]
             )
         if self.head.kind in ("lm", "mlm") and self.head.outputs != self.stack.vocab_size:
             raise ValueError(f"head outputs = {self.head.outputs} must equal vocab_size = {self.stack.vocab_size}")

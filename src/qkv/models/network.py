@@ -3,8 +3,6 @@
 B batch, T tokens, S tokens of the source, C model width, V outputs of the head
 """
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
@@ -15,8 +13,6 @@ from qkv.blocks import (
     Head,
     Inputs,
     KernelHints,
-    RecurrentCache,
-    RecurrentStack,
     SelfCache,
     SequenceLayout,
     Stack,
@@ -88,13 +84,7 @@ class Network(nn.Module):
         """
         if not self.is_causal:
             raise ValueError("an encoder has no cache, because its tokens attend to later tokens, too")
-        stack, weight = self.output_stack, next(self.output_stack.parameters())
-        config, dtype = stack.config, weight.dtype if weight.dtype.is_floating_point else torch.float32
-        if isinstance(stack, RecurrentStack):
-            shape = (config.layers, batch_size, config.width, stack.num_states)
-            return cast(SelfCache, RecurrentCache(*shape, device=weight.device, dtype=dtype))
-        size = (config.layers, batch_size, config.kv_heads, capacity, config.head_dim)
-        return SelfCache(*size, device=weight.device, dtype=dtype)
+        return self.output_stack.new_cache(batch_size, capacity)
 
     def encode(self, source: Inputs | Tensor, *, tap: Tap | None = None) -> EncoderMemory:
         """Run the encoder on the source (B, S), and return what the decoder attends to."""

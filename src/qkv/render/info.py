@@ -19,7 +19,7 @@ def print_info(name: str, config: Config, summary: ModelSummary, console: Consol
     console.print(Text.assemble((name, "bold"), f"   {FAMILY_NAMES[summary.family]}{head}"))
     stack = config.stack
     if stack.is_recurrent:
-        layers = " + ".join(f"{stack.layers} {stack.recurrence.upper()}" for stack in config.stacks.values())
+        layers = " + ".join(f"{stack.layers} {stack.block.upper()}" for stack in config.stacks.values())
         console.print(f"{layers} layers · width {stack.width:,} · vocabulary {stack.vocab_size:,}", highlight=False)
         if config.family == "seq2seq":
             console.print(f"attention: {stack.recurrent_attention}", highlight=False)
@@ -32,7 +32,10 @@ def print_info(name: str, config: Config, summary: ModelSummary, console: Consol
 
     costs = plain_table("", "")
     forward, training = (format_count(flops, "FLOP") for flops in (summary.flops_forward, summary.flops_training))
-    costs.add_row(f"compute per token, at {summary.context_length:,} tokens", f"{forward} forward, {training} training")
+    flops = f"{forward} forward, {training} training"
+    if summary.unstated_flops:
+        flops = f"unknown: {', '.join(summary.unstated_flops)} without FLOPs"
+    costs.add_row(f"compute per token, at {summary.context_length:,} tokens", flops)
     costs.add_row("memory of the weights", _format_sizes(summary.weight_bytes))
     if summary.cache_bytes_per_token["float32"]:
         costs.add_row("cache per token", _format_sizes(summary.cache_bytes_per_token))

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from qkv.blocks import Embedding, Stack, StackConfig
-from qkv.blocks.config import GATED_ACTIVATIONS
 from qkv.blocks.feedforward import FeedForward
-from qkv.blocks.position import sinusoids
+from qkv.blocks.parts import find_part
 from qkv.errors import QkvError
 from qkv.models import Config, Network
 from qkv.store.staged_folder import staged_folder
 from qkv.text import Tokenizer
 
+FEEDFORWARDS = {"relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "geglu_tanh", "swiglu"}
+POSITIONS = ("sinusoidal", "sinusoidal_split", "learned", "rotary", "alibi", "t5", "none")
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
 
 
@@ -99,13 +100,16 @@ def unsupported_settings(config: Config) -> list[str]:
 
 def _stack_rules(stack: StackConfig, *, cross: bool) -> dict[str, bool]:
     """For each problem that a stack may have, whether it has it."""
-    activation = GATED_ACTIVATIONS.get(stack.feedforward, stack.feedforward)
     scaling = "" if stack.rotary_scaling is None else stack.rotary_scaling.kind
     return {
         f"feedforward = {stack.feedforward!r}: supported are {', '.join(ACTIVATIONS)} and their gated forms": (
-            activation not in ACTIVATIONS
+            stack.feedforward not in FEEDFORWARDS
         ),
-        'norm = "none": only "layernorm" and "rmsnorm" are supported': stack.norm == "none",
+        f"norm = {stack.norm!r}: only 'layernorm' and 'rmsnorm' are supported": stack.norm
+        not in ("layernorm", "rmsnorm"),
+        f"position = {stack.position!r}: supported are {', '.join(POSITIONS)}": stack.position not in POSITIONS,
+        f"attention = {stack.attention!r}: only 'softmax' is supported": stack.attention != "softmax",
+        f"block = {stack.block!r}: only 'transformer' is supported": stack.block != "transformer",
         'residual = "none": only "serial" and "parallel" are supported': stack.residual == "none",
         'norm_placement = "sandwich": only "pre" and "post" are supported': stack.norm_placement == "sandwich",
         'embedding_norm = "replaces_first": there must be no norm between the embedding and block 0': (
@@ -132,7 +136,7 @@ def _stack_rules(stack: StackConfig, *, cross: bool) -> dict[str, bool]:
 
 def _spec_arguments(stack: StackConfig, specs: Any) -> dict[str, Any]:
     """The arguments with which CTranslate2 makes the encoder or decoder spec of a stack."""
-    activation = GATED_ACTIVATIONS.get(stack.feedforward, stack.feedforward)
+    feedforward = find_part("feedforward", stack).options
     shape: dict[str, Any] = {
         "num_layers": stack.layers,
         "num_heads": stack.heads,
@@ -140,8 +144,8 @@ def _spec_arguments(stack: StackConfig, specs: Any) -> dict[str, Any]:
         "head_dim": stack.head_dim,
         "pre_norm": stack.norm_placement == "pre",
         "rms_norm": stack.norm == "rmsnorm",
-        "activation": getattr(specs.Activation, ACTIVATIONS[activation]),
-        "ffn_glu": stack.feedforward in GATED_ACTIVATIONS,
+        "activation": getattr(specs.Activation, ACTIVATIONS[feedforward["activation"]]),
+        "ffn_glu": feedforward.get("gated", False),
         "layernorm_embedding": stack.embedding_norm == "extra",
         "relative_attention_bias": stack.position == "t5",
         "qk_norm": stack.qk_norm == "head",
@@ -174,12 +178,8 @@ def _fill_stack(spec: Any, embeddings: Any, embedding: Embedding, stack: Stack) 
 
 def _position_table(config: StackConfig, embedding: Embedding) -> Tensor:
     """The vector added to the embedding at each position, (max_positions, C)."""
-    if embedding.position is not None:
-        return embedding.position.weight[config.position_offset :]
-    if config.position.startswith("sinusoidal"):
-        positions = torch.arange(config.max_positions)[None]
-        return sinusoids(positions, config.width, split=config.position == "sinusoidal_split")[0]
-    return torch.zeros(config.max_positions, config.width)
+    vectors = embedding.position_vectors(torch.arange(config.max_positions, device=embedding.token.weight.device)[None])
+    return torch.zeros(config.max_positions, config.width) if vectors is None else vectors[0]
 
 
 def _fill_block(spec: Any, block: Any, stack: Stack) -> None:

@@ -17,7 +17,7 @@ def model_card(config: Config, parameters: int, load_class: str, card_fields: Ma
     kinds = {"encoder": "encoder-only", "decoder": "decoder-only", "seq2seq": "encoder-decoder"}
     head = "" if config.head.kind == "none" else f", {config.head.kind} head"
     depth = f"{config.encoder.layers} + {stack.layers}" if config.encoder and config.decoder else str(stack.layers)
-    model = f"A recurrent model ({stack.recurrence.upper()})" if stack.is_recurrent else "A Transformer"
+    model = f"A recurrent model ({stack.block.upper()})" if stack.is_recurrent else "A Transformer"
     load = f"transformers.{load_class}.from_pretrained(folder)"
     if load_class == config.family:
         load = "qkv.load(folder)"

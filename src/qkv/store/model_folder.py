@@ -309,7 +309,7 @@ def write_model(
         raise UsageError(f"unknown format {format!r}; {suggest_name(format, FORMATS)}")
     if config.is_recurrent and format != "qkv":
         raise QkvError(
-            f"the format {format} is for Transformers, and this model has {config.stack.recurrence.upper()} layers; "
+            f"the format {format} is for Transformers, and this model has {config.stack.block.upper()} layers; "
             "use the folder that qkv writes (qkv run, qkv.load), or train a Transformer: leave out model.family in "
             "the recipe"
         )

@@ -16,6 +16,7 @@ from qkv.blocks.config import StackConfig
 from qkv.blocks.feedforward import FeedForward
 from qkv.blocks.kernels import linear_gelu as module
 from qkv.blocks.kernels.linear_gelu import install_fused_gelu
+from qkv.blocks.parts import make_part
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -114,7 +115,7 @@ def test_no_rows() -> None:
 def network(kind: str, bias: str = "all") -> FeedForward:
     torch.manual_seed(3)
     shape = StackConfig(vocab_size=8, width=16, layers=1, heads=2, ffn_width=48, feedforward=kind, bias=bias)  # type: ignore[arg-type]
-    return FeedForward(replace(shape, ffn_dropout=0.0)).to(DEVICE)
+    return make_part("feedforward", replace(shape, ffn_dropout=0.0)).to(DEVICE)
 
 
 @pytest.fixture

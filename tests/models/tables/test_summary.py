@@ -250,10 +250,10 @@ def test_the_books_are_plain_values(config: Make) -> None:
 # ── Recurrent models ─────────────────────────────────────────────────────────────────────────────────────────────
 
 RECURRENT: list[dict[str, Any]] = [
-    {"recurrence": "rnn", "layers": 1},
-    {"recurrence": "gru", "layers": 3, "embedding_width": 8, "embedding_norm": "extra"},
-    {"recurrence": "lstm", "layers": 2, "token_types": 2},
-    {"recurrence": "lstm", "layers": 2, "recurrent_attention": "none"},
+    {"block": "rnn", "layers": 1},
+    {"block": "gru", "layers": 3, "embedding_width": 8, "embedding_norm": "extra"},
+    {"block": "lstm", "layers": 2, "token_types": 2},
+    {"block": "lstm", "layers": 2, "recurrent_attention": "none"},
 ]
 
 
@@ -280,7 +280,7 @@ def test_parameters_and_flops_of_recurrent_models(config: Make, family: str, cho
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_the_state_of_a_recurrent_decoder_does_not_grow(config: Make, kind: str) -> None:
-    made = config("seq2seq", heads=0, ffn_width=0, recurrence=kind, layers=3)
+    made = config("seq2seq", heads=0, ffn_width=0, block=kind, layers=3)
     network, books = build(made), summarise_model(made)
     cache = network.new_cache(2, 7)  # type: ignore[union-attr]
     assert 2 * books.state_bytes["float32"] == sum(state.nbytes for states in cache.states for state in states)

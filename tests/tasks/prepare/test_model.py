@@ -58,7 +58,7 @@ def test_one_word_makes_the_model_of_every_objective_recurrent(kind: str) -> Non
     plain = config_of(kind, overrides={"width": 60})
     assert config.family == plain.family
     assert config.head.kind == plain.head.kind
-    assert (config.stack.recurrence, config.stack.width, config.stack.layers) == ("gru", 60, 2)
+    assert (config.stack.block, config.stack.width, config.stack.layers) == ("gru", 60, 2)
     assert config.stack.dropout == 0.2
     build(config, device="meta")
     assert recurrence_notes(recipe_of(kind, family="gru", overrides=keys)) == [
@@ -69,12 +69,12 @@ def test_one_word_makes_the_model_of_every_objective_recurrent(kind: str) -> Non
 
 
 def test_a_recurrent_model_takes_the_keys_that_apply_to_it() -> None:
-    keys = {"recurrent_attention": "none", "encoder": {"layers": 3, "recurrence": "lstm"}, "embedding_scale": "none"}
+    keys = {"recurrent_attention": "none", "encoder": {"layers": 3, "block": "lstm"}, "embedding_scale": "none"}
     config = config_of(family="gru", overrides=keys)
     assert config.encoder is not None
     assert config.decoder is not None
-    assert (config.encoder.recurrence, config.encoder.layers) == ("lstm", 3)
-    assert (config.decoder.recurrence, config.decoder.recurrent_attention) == ("gru", "none")
+    assert (config.encoder.block, config.encoder.layers) == ("lstm", 3)
+    assert (config.decoder.block, config.decoder.recurrent_attention) == ("gru", "none")
     assert config.decoder.embedding_scale == "none"
 
 

@@ -51,8 +51,11 @@ def test_a_sound_recipe_passes() -> None:
         ({"model__family": "decoder"}, "cannot learn seq2seq"),
         ({"model__family": "lstm", "model__preset": "gpt2"}, 'model.family = "lstm" is a new recurrent model'),
         ({"model__family": "lstm", "model__from_": "runs/a"}, "model.from another one: set one of them"),
-        ({"model__overrides": {"recurrence": "lstm"}}, "model.recurrence needs a recurrent model"),
-        ({"model__overrides": {"decoder": {"recurrence": "lstm"}}}, "model.recurrence needs a recurrent model"),
+        ({"model__overrides": {"block": "lstm"}}, 'model.block = "lstm" needs a recurrent model: set model.family'),
+        (
+            {"model__overrides": {"decoder": {"block": "gru"}}},
+            'model.block = "gru" needs a recurrent model: set model.',
+        ),
         ({"model__lora_rank": 4, "model__from_": "x", "model__freeze": ("a",)}, "leave model.freeze out"),
         ({"model__lora_rank": 4}, "adapts a trained model"),
         ({"model__lora_rank": 4, "model__from_": "x", "model__lora_targets": ()}, "no matrix to adapt"),

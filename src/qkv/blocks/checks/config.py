@@ -6,6 +6,7 @@ These classes call the checks when they are created, so the parameters here have
 from dataclasses import fields
 from typing import Any
 
+from qkv.blocks.parts import PARTS
 from qkv.values import Bounds, check_bounds, check_field_types
 
 MAX_LENGTH = 2**27  # of a sequence, in tokens
@@ -42,7 +43,7 @@ RECURRENT_FIELDS = frozenset(
     {
         *("vocab_size", "width", "layers", "embedding_width", "max_positions", "embedding_scale", "token_types"),
         *("norm", "norm_affine", "norm_eps", "embedding_norm"),  # of the embedding and the head
-        *("recurrence", "recurrent_attention", "dropout", "init", "init_std"),
+        *("block", "recurrent_attention", "dropout", "init", "init_std"),
     }
 )
 """The fields of a `StackConfig` that apply to a recurrent stack."""
@@ -56,6 +57,14 @@ def check_scaling(scaling: Any) -> None:
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     if high <= low:
         raise ValueError(f"high_freq_factor = {high} must be above low_freq_factor = {low}")
+
+
+def check_part_names(stack: Any) -> None:
+    """Raise ValueError if a `StackConfig` names a part that is not in the table of parts."""
+    for slot, table in PARTS.items():
+        name = getattr(stack, slot)
+        if name not in table:
+            raise ValueError(f"{table.describe_unknown(name, slot)}; register parts of your own first (register_part)")
 
 
 def check_stack_values(stack: Any) -> None:
@@ -106,12 +115,12 @@ def check_recurrent(stack: Any) -> None:
         if stack.recurrent_attention != "additive":
             raise ValueError(
                 f"recurrent_attention = {stack.recurrent_attention!r} is for a recurrent decoder, and this stack has "
-                'Transformer blocks; leave it out, or set recurrence = "lstm"'
+                'Transformer blocks; leave it out, or set block = "lstm"'
             )
         return
     if stack.embedding_norm == "replaces_first":
         raise ValueError(
-            f'embedding_norm = "replaces_first" does not apply to recurrence = "{stack.recurrence}", whose layers have '
+            f'embedding_norm = "replaces_first" does not apply to block = "{stack.block}", whose layers have '
             'no norm; use "extra" or "none"'
         )
     derived = {
@@ -127,7 +136,7 @@ def check_recurrent(stack: Any) -> None:
         value, default = getattr(stack, field.name), derived.get(field.name, field.default)
         if field.name not in RECURRENT_FIELDS and value != default:
             raise ValueError(
-                f'{field.name} = {value!r} does not apply to recurrence = "{stack.recurrence}": it is for Transformer '
+                f'{field.name} = {value!r} does not apply to block = "{stack.block}": it is for Transformer '
                 "blocks; leave it out"
             )
 

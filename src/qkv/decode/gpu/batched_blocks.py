@@ -18,7 +18,6 @@ from torch.nn import functional as F
 
 from qkv.blocks import Stack
 from qkv.blocks.block import Block
-from qkv.blocks.config import GATED_ACTIVATIONS
 from qkv.blocks.feedforward import FeedForward
 from qkv.blocks.head import Head
 from qkv.decode.filters import NEG_INF
@@ -117,7 +116,7 @@ def feedforward(ffn: FeedForward, h: Tensor) -> Tensor:
         up,
         out,
         WIDTH=width,
-        ACTIVATION=GATED_ACTIVATIONS.get(ffn.kind, ffn.kind),
+        ACTIVATION=ffn.activation_name,
         GATED=ffn.gated,
         BLOCK=block,
         num_warps=4,

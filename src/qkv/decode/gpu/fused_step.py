@@ -12,11 +12,10 @@ import torch
 import triton
 from torch import Tensor, nn
 
-from qkv.blocks.config import GATED_ACTIVATIONS
 from qkv.decode.gpu import fused_kernels as kernels
 from qkv.decode.gpu.greedy import GreedyState
 from qkv.decode.gpu.static_runner import CacheView, StaticRunner
-from qkv.decode.support import EVERY_CHOICE, REPLICATED, Choices, is_unmodified, supports
+from qkv.decode.support import CALLABLE, EVERY_CHOICE, REPLICATED, Choices, is_unmodified, supports
 from qkv.models import Network
 
 SLOTS_PER_PROGRAM = 256
@@ -57,7 +56,7 @@ def is_supported(network: Network) -> bool:
 
 def _is_readable(module: nn.Module) -> bool:
     """Return whether the kernels, which read the parameters themselves, know the module, and they are contiguous."""
-    is_known = type(module) in (*REPLICATED, nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding)
+    is_known = type(module) in (*REPLICATED, *CALLABLE)
     return is_known and all(tensor.is_contiguous() for tensor in module.parameters(recurse=False))
 
 
@@ -127,15 +126,18 @@ class FusedDecoder:
         stack, config = runner.stack, runner.stack.config
         early = supports_early_launch(runner.mask.device)
         self.launch = {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
-        activation = GATED_ACTIVATIONS.get(config.feedforward, config.feedforward)
-        gated = config.feedforward in GATED_ACTIVATIONS
         blocks: list[Any] = [stack.block_of(layer) for layer in range(config.layers)]
         self.layers = [
             (
                 FusedLinear(block.attention.qkv, norm=block.attention_sub.norm),
                 block.attention,
                 FusedLinear(block.attention.out),
-                FusedLinear(block.ffn.up, norm=block.ffn_sub.norm, activation=activation, gated=gated),
+                FusedLinear(
+                    block.ffn.up,
+                    norm=block.ffn_sub.norm,
+                    activation=block.ffn.activation_name,
+                    gated=block.ffn.gated,
+                ),
                 FusedLinear(block.ffn.down),
             )
             for block in blocks

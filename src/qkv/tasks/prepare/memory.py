@@ -4,12 +4,11 @@ Weights, gradients and the optimizer's state are counted exactly, on a network w
 Activations are the tensors that the forward pass keeps for the backward pass. They depend on kernels and compilers, so
 they are estimated:
 
-    per token and layer   (7 or 9) C + 4 H·D + (2 or 4) F numbers; attention kernels keep no scores
-    recurrent layer       (3, 9 or 25) C numbers per token, always in float32; additive attention keeps (S + 14) C per
-                          target token
+    per token and layer   what the parts state (blocks/cost.py); attention kernels keep no scores. Recurrent layers
+                          compute in float32, and additive attention keeps (S + 14) C numbers per target token
     logits                at labelled positions, once in the compute dtype and once in float32
 
-C model width, H·D width of all heads, F width of the feed-forward, S tokens of the longest source
+C model width, S tokens of the longest source
 """
 
 from dataclasses import asdict, dataclass
@@ -18,11 +17,13 @@ from typing import Any
 import torch
 
 from qkv.blocks import StackConfig
+from qkv.blocks.parts import part_cost
 from qkv.data.load.batch import Batch
 from qkv.data.load.loader import Loader
 from qkv.data.stream.sequences import SequenceStream
 from qkv.errors import UsageError
 from qkv.models import Config, build
+from qkv.models.tables.summary import count_parameters
 from qkv.tasks.prepare.model import apply_adapters
 from qkv.train import step
 from qkv.train.loss.training_module import MAX_LOGITS
@@ -30,9 +31,6 @@ from qkv.train.optim.optimizers import make_optimizer, optimizer_tensors
 from qkv.train.recipe.schema import Recipe
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-RECURRENT_ACTIVATIONS = {"rnn": 3, "gru": 9, "lstm": 25}
-"""Numbers that torch's kernels keep per token and layer, in multiples of the width: the most that we measured on a CPU,
-with dropout. For documents of unequal length, an LSTM keeps 9."""
 USABLE_FRACTION = 0.9
 """The fraction of the free memory that a run may plan with: the estimate is not exact."""
 
@@ -126,16 +124,8 @@ def check_fixed_memory(recipe: Recipe, config: Config, free: int | None) -> None
 
 
 def min_weight_bytes(config: Config) -> int:
-    """A lower bound of the bytes of the weights, without building the network.
-
-    A block has at least the matrices of the query and the attention output, and two of the feed-forward; a recurrent
-    layer has at least one matrix.
-    """
-    total = 0
-    for stack in config.stacks.values():
-        block = 2 * stack.width * (stack.heads * stack.head_dim + stack.ffn_width)
-        total += (stack.num_layer_groups or stack.layers) * (stack.width**2 if stack.is_recurrent else block)
-    return 4 * total
+    """The bytes of the weights, without building the network."""
+    return 4 * sum(count_parameters(config).values())
 
 
 def choose_micro_batch(
@@ -248,19 +238,14 @@ def stack_bytes(stack: StackConfig, tokens: int, cross: bool, dtype_bytes: int, 
     """The bytes of the activations of one stack."""
     if stack.is_recurrent:
         return recurrent_bytes(stack, tokens, 0, gradient_checkpointing)
-    inner = stack.heads * stack.head_dim
-    gates = 4 if "glu" in stack.feedforward else 2
-    streams = 9 if stack.dropout else 7
-    layer = streams * stack.width + 4 * inner + gates * stack.ffn_width
-    if cross:
-        layer += 4 * stack.width + 2 * inner
+    layer = part_cost("block", stack, cross=cross).activations
     kept = stack.width * stack.layers + layer if gradient_checkpointing else layer * stack.layers
     return tokens * kept * dtype_bytes
 
 
 def recurrent_bytes(stack: StackConfig, tokens: int, source_length: int, gradient_checkpointing: bool) -> int:
     """The bytes of the activations of a recurrent stack, whose first layer attends to `source_length` source tokens."""
-    layer = RECURRENT_ACTIVATIONS[stack.recurrence] * stack.width
+    layer = part_cost("block", stack, name="", causal=True, cross=False).activations
     attention = (source_length + 14) * stack.width if source_length else 0
     if gradient_checkpointing:
         return 4 * tokens * (stack.width * stack.layers + layer + attention)

@@ -8,6 +8,7 @@ import torch
 
 from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
 from qkv.blocks.checks.config import RECURRENT_FIELDS
+from qkv.blocks.parts import PARTS
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.models import Config, Network, build
@@ -61,8 +62,8 @@ def build_config(recipe: Recipe, requirements: ModelRequirements) -> Config:
     if section.from_:
         return _checkpoint_config(recipe, requirements)
     base = find_preset(section.preset) if section.preset else None
-    recurrence = section.recurrence
-    given = section.family if recurrence == "none" else ""
+    recurrent = section.recurrent_block
+    given = "" if recurrent else section.family
     family = (base.family if base else "") or given or OBJECTIVES[recipe.objective.kind].families[0]
     _check_family(recipe, family)
     stacks = {}
@@ -71,13 +72,14 @@ def build_config(recipe: Recipe, requirements: ModelRequirements) -> Config:
             _check_no_overrides(section.overrides, side, "this model", family)
             continue
         overrides = _side_overrides(section.overrides, side)
-        if recurrence != "none":
+        if recurrent:
             kept = {name: value for name, value in overrides.items() if name not in TRANSFORMER_FIELDS}
-            overrides = {"recurrence": recurrence, **kept}
+            overrides = {"block": recurrent, **kept}
         tokenizer = requirements.tokenizer_for(side, family)
         where = f"model.{side}" if family == "seq2seq" else "model"
         preset = getattr(base, side) if base else None
-        make = modern_stack if recurrence == "none" else recurrent_stack
+        block = PARTS["block"].find(overrides.get("block", "transformer"), f"{where}.block")
+        make = recurrent_stack if block.is_stack else modern_stack
         stack = preset if preset is not None else make(overrides, requirements)
         stacks[side] = override_stack(stack, {"vocab_size": tokenizer.vocab_size, **overrides}, where)
         if tokenizer.vocab_size > stacks[side].vocab_size:
@@ -103,7 +105,7 @@ def _check_family(recipe: Recipe, family: str) -> None:
     section, kind = recipe.model, recipe.objective.kind
     model = f"model.from = {section.from_!r}" if section.from_ else f"model.preset = {section.preset!r}"
     is_new = not section.preset and not section.from_
-    if section.family not in ("", family) and not (is_new and section.recurrence != "none"):
+    if section.family not in ("", family) and not (is_new and section.recurrent_block):
         raise UsageError(
             f"{model} has {FAMILY_NAMES[family]}, but model.family = {section.family!r}; leave one of the two out"
         )
@@ -147,8 +149,8 @@ def modern_stack(overrides: Mapping[str, Any], requirements: ModelRequirements) 
     (4, 352)
     """
     width = overrides.get("width", DEFAULT_WIDTH)
-    feedforward = overrides.get("feedforward", "swiglu")
-    is_gated = feedforward.endswith("glu") or "glu_" in feedforward
+    feedforward = PARTS["feedforward"].find(overrides.get("feedforward", "swiglu"), "model.feedforward")
+    is_gated = feedforward.options.get("gated", False)
     defaults = {
         "vocab_size": requirements.tokenizer.vocab_size,
         "width": width,
@@ -169,7 +171,7 @@ def modern_stack(overrides: Mapping[str, Any], requirements: ModelRequirements) 
 
 
 def recurrent_stack(overrides: Mapping[str, Any], requirements: ModelRequirements) -> StackConfig:
-    """A stack of recurrent layers, with overrides, which must include `recurrence`.
+    """A stack of recurrent layers, with overrides, which must include `block`.
 
     The embedding has σ = 1/√C, which suits a tied output matrix, and is multiplied by √C: the layers read numbers of
     variance 1.
@@ -190,7 +192,7 @@ def recurrent_stack(overrides: Mapping[str, Any], requirements: ModelRequirement
 def recurrence_notes(recipe: Recipe) -> list[str]:
     """A note for the user about keys that a recurrent model ignores."""
     section = recipe.model
-    if section.recurrence == "none":
+    if not section.recurrent_block:
         return []
     given = {name for side in ("encoder", "decoder") for name in _side_overrides(section.overrides, side)}
     ignored = sorted(given & TRANSFORMER_FIELDS)

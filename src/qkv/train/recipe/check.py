@@ -1,8 +1,7 @@
 """Check a whole recipe: ranges of numbers, and combinations of keys that exclude each other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
 
 from qkv.data.objectives.table import OBJECTIVES, applicable_objectives
 from qkv.errors import UsageError
@@ -74,8 +73,10 @@ def _model_problem(recipe: Recipe) -> str:
     if is_recurrent and (model.preset or model.from_):
         key = "preset" if model.preset else "from"
         return f'model.family = "{model.family}" is a new recurrent model, and model.{key} another one: set one of them'
-    if not is_recurrent and "recurrence" in {*model.overrides, *_stack_overrides(model.overrides)}:
-        return 'model.recurrence needs a recurrent model: set model.family = "rnn", "gru" or "lstm" instead'
+    stacks = (model.overrides, model.overrides.get("encoder", {}), model.overrides.get("decoder", {}))
+    block = next((one["block"] for one in stacks if one.get("block") in RECURRENT_FAMILIES), "")
+    if block and not is_recurrent:
+        return f'model.block = "{block}" needs a recurrent model: set model.family = "{block}" instead'
     if model.family and not is_recurrent and model.family not in families:
         return f'model.family = "{model.family}" cannot learn {kind}; choose {_choices(families)}'
     if model.lora_rank and model.freeze:
@@ -89,11 +90,6 @@ def _model_problem(recipe: Recipe) -> str:
         if side in model.overrides and not model.preset and not model.from_ and family not in (side, "seq2seq"):
             return f"[model.{side}] is set, but a model for {kind} has no {side}: leave it out"
     return ""
-
-
-def _stack_overrides(overrides: Mapping[str, Any]) -> set[str]:
-    """Return the fields that are set for one stack."""
-    return {name for side in ("encoder", "decoder") for name in overrides.get(side, {})}
 
 
 def _objective_problem(recipe: Recipe) -> str:

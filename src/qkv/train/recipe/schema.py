@@ -13,9 +13,8 @@ or removed by accident.
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from qkv.blocks.config import Recurrence
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.readers.formats import FORMATS
 from qkv.text.kinds import TOKENIZER_KINDS
@@ -25,7 +24,7 @@ from qkv.values import Limits, OneOf, Partial
 Files = str | tuple[str, ...] | dict[str, str]
 """A built-in dataset by name; a file, glob or folder; a list of these; or for line-aligned files, field → file."""
 
-RECURRENT_FAMILIES = tuple(kind for kind in get_args(Recurrence) if kind != "none")
+RECURRENT_FAMILIES = ("rnn", "gru", "lstm")
 """Values of `model.family` that replace the Transformer blocks of the family that the objective needs."""
 
 MAX_COUNT, MAX_LENGTH = 2**40, 2**27  # a batch must fit into memory
@@ -110,9 +109,9 @@ class ModelSection:
     lora_targets: tuple[str, ...] = ("*.attention.*", "*.cross.*")  # patterns of the modules that get adapters
 
     @property
-    def recurrence(self) -> Recurrence:
-        """The kind of recurrent layers that `family` asks for, or "none"."""
-        return self.family if self.family in ("rnn", "gru", "lstm") else "none"
+    def recurrent_block(self) -> str:
+        """The kind of recurrent layers that `family` asks for, or "" for Transformer blocks."""
+        return self.family if self.family in RECURRENT_FAMILIES else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,7 @@ def build_random(settings: PermutationSettings, layers: int, position: str, *, c
         layers=layers,
         heads=settings.heads,
         ffn_width=4 * settings.width,
-        position=position,  # type: ignore[arg-type]
+        position=position,
         init_std=settings.width**-0.5,
     )
     config = Config(decoder=stack) if causal else Config(encoder=stack)

@@ -95,8 +95,8 @@ def run(experiment: Experiment) -> Iterator[Point]:
             yield Point(RULE, TRUE, task, follow_rule(digits, targets, guided, legible))
             yield Point(RULE, AFTER_ERROR, task, follow_rule(digits, free, free, legible, free != targets))
     for length in settings.lengths:
-        for name, recurrence in (("Transformer", "none"), ("LSTM", "lstm")):
-            network = build_small_decoder(recurrence)
+        for name, block in (("Transformer", "transformer"), ("LSTM", "lstm")):
+            network = build_small_decoder(block)
             yield Point(STEPS, f"{name} {TRUE}", length, count_steps(network, length, num_calls=1))
             yield Point(STEPS, f"{name} {OWN}", length, count_steps(network, length, num_calls=length))
 
@@ -141,10 +141,10 @@ def follow_rule(digits: Tensor, read: Tensor, predicted: Tensor, legible: Tensor
     return follows[counted].float().mean().item() if counted.any() else 1.0
 
 
-def build_small_decoder(recurrence: str) -> Network:
+def build_small_decoder(block: str) -> Network:
     """A decoder of one layer with random weights."""
     sizes = {"vocab_size": BASE, "width": 8, "layers": 1}
-    stack = StackConfig(**sizes, heads=1, ffn_width=8, recurrence=recurrence)  # type: ignore[arg-type]
+    stack = StackConfig(**sizes, heads=1, ffn_width=8, block=block)  # type: ignore[arg-type]
     network = build(Config(decoder=stack, head=HeadConfig(kind="lm", outputs=BASE)))
     return network
 

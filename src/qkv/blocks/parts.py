@@ -1,0 +1,238 @@
+"""The table of parts: which module each name in a config builds, what it costs, and which of its values a tap can see.
+
+    slot          field of the config   its module                                        arguments of build and cost
+    attention     attention             forward(x, mask, rotary, cache, tap)              config, cross
+    feedforward   feedforward           forward(x, tap)                                   config
+    norm          norm                  forward(x)                                        config, width
+    position      position              see below                                         config
+    block         block                 forward(x, mask, rotary, cache, source, tap)      config, cross, skip_norm
+                                        or a whole stack: forward as `Stack`              config, name, causal, cross
+
+A position acts in one place: its vectors are added to the embedding, `forward(positions)`; it rotates queries and keys,
+`forward(positions, dtype, window)`, which returns an object with `rotate(x)`; or it is a bias of the scores,
+`forward(query_positions, key_positions, dtype)`, which is also built with `causal`.
+
+A part of your own is one more row (`register_part`). CONTRIBUTING.md has an example.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Literal, cast
+
+from qkv.blocks.cost import (
+    PartCost,
+    attention_cost,
+    feedforward_cost,
+    layernorm_cost,
+    learned_position_cost,
+    no_cost,
+    recurrent_cost,
+    rmsnorm_cost,
+    t5_position_cost,
+)
+from qkv.tables import OpenTable
+
+StackConfig = Any  # `qkv.blocks.config` imports this module
+Slot = Literal["attention", "feedforward", "norm", "position", "block"]
+Place = Literal["embedding", "rotation", "scores", "none"]
+
+
+@dataclass(frozen=True)
+class PartRow:
+    """One row of the table."""
+
+    build: Callable[..., Any] | str  # "module:name" is imported when the part is first built
+    options: Mapping[str, Any] = field(default_factory=dict)  # more keyword arguments of `build` and `cost`
+    cost: Callable[..., PartCost] | None = None  # None: parameters are counted, and FLOPs are unknown
+    sites: tuple[str, ...] = ()  # the names of its values that a tap can see, in the order of computation
+    place: Place = "none"  # where a position acts
+    is_stack: bool = False  # a block part that builds a whole stack
+
+    def make(self, *arguments: Any, **named: Any) -> Any:
+        """Build the part."""
+        build = self.build
+        if isinstance(build, str):
+            module, _, name = build.partition(":")
+            build = cast(Callable[..., Any], getattr(import_module(module), name))
+        return build(*arguments, **self.options, **named)
+
+
+def _block_cost(stack: StackConfig, *, cross: bool = False, skip_norm: bool = False) -> PartCost:
+    """The cost of a `Block`: attention, feed-forward, and the norms around them."""
+    sublayers = 3 if cross else 2
+    streams = (9 if stack.dropout else 7) + (4 if cross else 0)
+    total = PartCost({}, 0, activations=streams * stack.width)
+    total += part_cost("attention", stack) + part_cost("feedforward", stack)
+    if cross:
+        total += part_cost("attention", stack, cross=True)
+    if stack.qk_norm == "head":
+        for _ in range(2 * (sublayers - 1)):
+            total += part_cost("norm", stack, stack.head_dim)
+    for _ in range(sublayers * (2 if stack.norm_placement == "sandwich" else 1) - skip_norm):
+        total += part_cost("norm", stack, stack.width)
+    return total
+
+
+SELF_SITES = ("q", "k", "v", "scores", "pattern", "z")
+MLP_SITES = ("mlp_pre", "mlp_post")
+BLOCK_SITES = (
+    *("resid_pre", "<attention>", "attn_out", "resid_mid", "<cross>", "cross_out", "cross_mid"),
+    *("<feedforward>", "mlp_out", "resid_post"),
+)
+"""`<…>` stands for the sites of the part; those of cross-attention begin with "cross_"."""
+
+
+def _feedforward(**options: Any) -> PartRow:
+    return PartRow("qkv.blocks.feedforward:FeedForward", options, feedforward_cost, MLP_SITES)
+
+
+def _recurrent(layer: str) -> PartRow:
+    options, sites = {"layer": layer}, ("cross_pattern", "state")
+    return PartRow("qkv.blocks.recurrent:RecurrentStack", options, recurrent_cost, sites, is_stack=True)
+
+
+PARTS: dict[str, OpenTable[PartRow]] = {
+    "attention": OpenTable(
+        "attention", {"softmax": PartRow("qkv.blocks.attention:make_attention", cost=attention_cost, sites=SELF_SITES)}
+    ),
+    "feedforward": OpenTable(
+        "feedforward",
+        {
+            "relu": _feedforward(activation="relu"),
+            "gelu": _feedforward(activation="gelu"),
+            "gelu_tanh": _feedforward(activation="gelu_tanh"),
+            "silu": _feedforward(activation="silu"),
+            "reglu": _feedforward(activation="relu", gated=True),
+            "geglu": _feedforward(activation="gelu", gated=True),
+            "geglu_tanh": _feedforward(activation="gelu_tanh", gated=True),
+            "swiglu": _feedforward(activation="silu", gated=True),
+        },
+    ),
+    "norm": OpenTable(
+        "norm",
+        {
+            "layernorm": PartRow("qkv.blocks.norm:layer_norm", cost=layernorm_cost),
+            "rmsnorm": PartRow("qkv.blocks.norm:rms_norm", cost=rmsnorm_cost),
+            "none": PartRow("torch.nn:Identity", cost=no_cost),  # no norm anywhere, also not in the head
+        },
+    ),
+    "position": OpenTable(
+        "position",
+        {
+            "sinusoidal": PartRow(
+                "qkv.blocks.position:SinusoidalPositions", {"split": False}, no_cost, place="embedding"
+            ),
+            "sinusoidal_split": PartRow(
+                "qkv.blocks.position:SinusoidalPositions", {"split": True}, no_cost, place="embedding"
+            ),
+            "learned": PartRow("qkv.blocks.position:LearnedPositions", cost=learned_position_cost, place="embedding"),
+            "rotary": PartRow("qkv.blocks.position:RotaryPositions", cost=no_cost, place="rotation"),
+            "alibi": PartRow("qkv.blocks.position:ScoreBias", {"learned": False}, no_cost, place="scores"),
+            "t5": PartRow("qkv.blocks.position:ScoreBias", {"learned": True}, t5_position_cost, place="scores"),
+            "none": PartRow("torch.nn:Identity", cost=no_cost),
+        },
+    ),
+    "block": OpenTable(
+        "block",
+        {
+            "transformer": PartRow("qkv.blocks.block:Block", cost=_block_cost, sites=BLOCK_SITES),
+            "rnn": _recurrent("RNN"),
+            "gru": _recurrent("GRU"),
+            "lstm": _recurrent("LSTM"),
+        },
+    ),
+}
+COMPONENTS = {"attention": "attention", "feedforward": "mlp", "norm": "norms", "position": "position", "block": "block"}
+"""The component whose parameters a part counts as, if it states no cost."""
+
+
+def register_part(
+    slot: Slot,
+    name: str,
+    *,
+    build: Callable[..., Any],
+    options: Mapping[str, Any] | None = None,
+    cost: Callable[..., PartCost] | None = None,
+    sites: Sequence[str] = (),
+    place: Place = "none",
+    is_stack: bool = False,
+    replace: bool = False,
+) -> None:
+    """Add a part of your own to the table. A config whose field `slot` has the value `name` then builds it.
+
+    `build` gets the arguments that the table at the top of `qkv.blocks.parts` lists, and `options` as keywords. `cost`
+    gets the same ones and returns a `PartCost`. `sites` are the names with which the part calls its tap. `place` is
+    for a position: "embedding", "rotation" or "scores". `replace` allows the name of an earlier call.
+    """
+    table = OpenTable("slot", PARTS).find(slot)
+    if slot == "position":
+        OpenTable("place", dict.fromkeys(("embedding", "rotation", "scores"), "")).find(place, "place")
+    table.register(name, PartRow(build, dict(options or {}), cost, tuple(sites), place, is_stack), replace=replace)
+
+
+def find_part(slot: Slot, config: StackConfig) -> PartRow:
+    """Return the row that a config names."""
+    return PARTS[slot].find(getattr(config, slot), slot)
+
+
+def make_part(slot: Slot, config: StackConfig, *arguments: Any, **named: Any) -> Any:
+    """Build the part that a config names."""
+    return find_part(slot, config).make(config, *arguments, **named)
+
+
+def make_position(config: StackConfig, place: Place, **named: Any) -> Any:
+    """Build the position encoding of a config if it acts in this place, else return None."""
+    part = find_part("position", config)
+    return part.make(config, **named) if part.place == place else None
+
+
+def part_cost(slot: Slot, config: StackConfig, *arguments: Any, **named: Any) -> PartCost:
+    """Return the cost of the part that a config names. Parameters that it does not state are counted on a new part."""
+    part = find_part(slot, config)
+    cost = PartCost() if part.cost is None else part.cost(config, *arguments, **part.options, **named)
+    if cost.flops is None:
+        cost = dataclasses.replace(cost, unstated=(f"{slot} = {getattr(config, slot)!r}",))
+    if cost.parameters is not None:
+        return cost
+    import torch
+
+    if slot == "position" and part.place == "scores":
+        named["causal"] = True
+    with torch.device("meta"):  # without memory
+        module = part.make(config, *arguments, **named)
+    return dataclasses.replace(
+        cost, parameters={COMPONENTS[slot]: sum(parameter.numel() for parameter in module.parameters())}
+    )
+
+
+def layer_sites(config: StackConfig, layer: int, *, cross: bool) -> list[str]:
+    """Return the sites of a layer, in the order of computation."""
+    block = find_part("block", config)
+    names = _expand_sites(block, find_part("attention", config).sites, find_part("feedforward", config).sites)
+    if block.is_stack:  # a recurrent decoder attends to the source in its first layer
+        cross = cross and config.recurrent_attention == "additive" and layer == 0
+    return [
+        name
+        for name in names
+        if (cross or not name.startswith("cross_")) and (name != "resid_mid" or config.residual != "parallel")
+    ]
+
+
+def all_sites() -> list[str]:
+    """Return the sites that the parts in the table have, and "final", the output of a stack."""
+    attention, feedforward = (
+        [site for part in PARTS[slot].values() for site in part.sites] for slot in ("attention", "feedforward")
+    )
+    names = [site for block in PARTS["block"].values() for site in _expand_sites(block, attention, feedforward)]
+    return list(dict.fromkeys((*names, "final")))
+
+
+def _expand_sites(block: PartRow, attention: Sequence[str], feedforward: Sequence[str]) -> list[str]:
+    inner = {
+        "<attention>": attention,
+        "<cross>": [f"cross_{site}" for site in attention],
+        "<feedforward>": feedforward,
+    }
+    return [name for site in block.sites for name in inner.get(site, (site,))]

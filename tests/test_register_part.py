@@ -1,0 +1,274 @@
+"""Parts of one's own: every slot takes a module from outside the package, and everything around it works."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import qkv
+from qkv.blocks.attention import SelfAttention, make_attention
+from qkv.blocks.block import Block
+from qkv.blocks.parts import PARTS
+from qkv.blocks.position import Rotary
+from qkv.decode import GenerationOptions, generate
+from qkv.decode.backend import REFERENCE, choose_backend
+from qkv.inside.sites import list_sites
+from qkv.models import Config, build
+from qkv.models.tables.summary import summarise_model
+from qkv.store.export_ctranslate2 import unsupported_settings
+from qkv.tasks.prepare.memory import stack_bytes
+
+PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
+SIZE: dict[str, Any] = {"vocab_size": 12, "width": 16, "layers": 2, "heads": 2, "ffn_width": 24, "max_positions": 64}
+PROMPT = [5, 6, 7, 3]
+
+
+RECIPE = """
+run = "{folder}/run"
+[data]
+train = "{folder}/text.txt"
+max_length = 32
+[tokenizer]
+kind = "char"
+[model]
+width = 16
+layers = 2
+heads = 2
+feedforward = "squared"
+[objective]
+kind = "causal_lm"
+[train]
+steps = 2
+batch_tokens = 128
+device = "cpu"
+"""
+
+
+class Scale(nn.Module):
+    """A norm without a norm."""
+
+    def __init__(self, config: Any, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.full((width,), 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gain
+
+
+class Steps(nn.Module):
+    """A position that adds p to the first number of each vector."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.width = config.width
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return nn.functional.pad(positions[..., None] / 8, (0, self.width - 1))
+
+
+class Slow(nn.Module):
+    """Rotary positions, at half the speed."""
+
+    def __init__(self, config: Any, base: float) -> None:
+        super().__init__()
+        self.width, self.base = config.head_dim, base
+
+    def forward(self, positions: Tensor, dtype: torch.dtype, window: int = 0) -> Rotary:
+        return Rotary(positions / 2, self.width, self.base, None, dtype)
+
+
+class Near(nn.Module):
+    """A bias of −distance²."""
+
+    def __init__(self, config: Any, causal: bool) -> None:
+        super().__init__()
+
+    def forward(self, queries: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        return -((queries[:, None, :, None] - keys[:, None, None, :]) ** 2).to(dtype)
+
+
+class Doubled(SelfAttention):
+    """Attention whose output counts twice."""
+
+    def forward(self, *arguments: Any, **named: Any) -> Tensor:
+        return 2 * super().forward(*arguments, **named)
+
+
+class Gained(Block):
+    """A block with a learned gain."""
+
+    def __init__(self, config: Any, *, cross: bool = False, skip_norm: bool = False) -> None:
+        super().__init__(config, cross=cross, skip_norm=skip_norm)
+        self.gain = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: Tensor, *arguments: Any, **named: Any) -> Tensor:
+        return super().forward(x, *arguments, **named) * self.gain
+
+
+def attention(config: Any, *, cross: bool = False) -> nn.Module:
+    return make_attention(config, cross=True) if cross else Doubled(config)
+
+
+OWN: dict[str, tuple[str, dict[str, Any]]] = {
+    "doubled": ("attention", {"build": attention}),
+    "scale": ("norm", {"build": Scale}),
+    "steps": ("position", {"build": Steps, "place": "embedding"}),
+    "slow": ("position", {"build": Slow, "place": "rotation", "options": {"base": 100.0}}),
+    "near": ("position", {"build": Near, "place": "scores"}),
+    "gained": ("block", {"build": Gained}),
+    "squared": ("feedforward", {}),  # the example of CONTRIBUTING.md
+}
+
+
+def unregister() -> None:
+    for name, (slot, _) in OWN.items():
+        PARTS[slot].unregister(name)
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    """All parts above, in the table for the duration of a test."""
+    section = PAGE.read_text(encoding="utf-8").split("## Add a part\n")[1].split("\n## ")[0]
+    exec(re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0], {"__name__": "squared"})
+    for name, (slot, row) in OWN.items():
+        if row:
+            qkv.register_part(slot, name, **row)  # type: ignore[arg-type]
+    yield
+    unregister()
+
+
+def config_with(name: str) -> Config:
+    stack = qkv.StackConfig(**{**SIZE, "position": "none", OWN[name][0]: name})
+    head = qkv.HeadConfig(kind="lm", outputs=12)
+    return Config(decoder=stack, head=head, pad_token_id=0, decoder_start_token_id=2, eos_token_ids=(1,))
+
+
+def log_probs(network: Any, ids: list[int]) -> list[float]:
+    with torch.no_grad():
+        table = network(torch.tensor([PROMPT + ids])).log_softmax(-1)[0, len(PROMPT) - 1 :]
+    return [float(table[step, token]) for step, token in enumerate(ids)]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_part_of_ones_own_changes_the_network_and_decodes_as_it_computes(name: str, tmp_path: Path) -> None:
+    config, slot = config_with(name), OWN[name][0]
+    assert config.decoder is not None
+    torch.manual_seed(0)
+    model = qkv.Model(config, build(config, dtype=torch.float64).eval(), None)
+    network: Any = model.network
+    torch.manual_seed(0)
+    plain = replace(config, decoder=replace(config.decoder, **{slot: next(iter(PARTS[slot]))}))
+    assert log_probs(build(plain, dtype=torch.float64).eval(), [4, 8]) != pytest.approx(log_probs(network, [4, 8]))
+    assert choose_backend(network, GenerationOptions()) is REFERENCE
+    result = generate(network, [PROMPT], GenerationOptions(max_tokens=6, min_tokens=6))[0]
+    assert [one.logprob for one in result.logprobs] == pytest.approx(log_probs(network, result.ids), abs=1e-9)
+    model.save(tmp_path)
+    loaded = qkv.load(tmp_path)
+    assert loaded.config == config
+    assert log_probs(loaded.network.double(), result.ids) == pytest.approx(log_probs(network, result.ids), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_parameters_that_a_part_does_not_state_are_counted(name: str) -> None:
+    config = config_with(name)
+    summary = summarise_model(config)
+    assert summary.total == sum(parameter.numel() for parameter in build(config, device="meta").parameters())
+    assert summary.unstated_flops == (() if name == "squared" else (f"{OWN[name][0]} = {name!r}",))
+
+
+def test_a_stated_cost_counts_as_that_of_a_built_in_part() -> None:
+    config = config_with("squared")
+    assert config.decoder is not None
+    built_in = replace(config, decoder=replace(config.decoder, feedforward="relu"))
+    assert summarise_model(config).flops_forward == summarise_model(built_in).flops_forward
+    assert summarise_model(config).parameters == summarise_model(built_in).parameters
+    assert stack_bytes(config.decoder, 10, False, 4, False) > 0
+
+
+def test_info_counts_the_network_if_a_part_states_something_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from qkv.cli import app
+
+    def wrong(config: Any, width: int) -> qkv.PartCost:
+        return qkv.PartCost({"norms": 1}, 0)
+
+    qkv.register_part("norm", "scale", build=Scale, cost=wrong, replace=True)
+    config = config_with("scale")
+    network = build(config)
+    qkv.Model(config, network, None).save(tmp_path)
+    app(["info", str(tmp_path)], result_action="return_value")
+    out = capsys.readouterr().out
+    total = sum(parameter.numel() for parameter in network.parameters())
+    assert f"{total:,}" in out
+    assert re.search(rf"other +{5 * 16 - 5}\b", out)
+    qkv.Model(config_with("near"), build(config_with("near")), None).save(tmp_path / "near")
+    app(["info", str(tmp_path / "near")], result_action="return_value")
+    assert "unknown: position = 'near'" in capsys.readouterr().out
+
+
+def test_a_part_has_its_own_sites(tmp_path: Path) -> None:
+    config = config_with("squared")
+    sites = list_sites(config)
+    assert "decoder.1.squared" in sites
+    assert not any("mlp_pre" in site or "mlp_post" in site for site in sites)
+    tap = qkv.Tap(record=["*"])
+    build(config)(torch.tensor([PROMPT]), tap=tap)
+    assert [*tap.values] == [site for site in sites if site != "logits"]
+    assert tap["decoder.1.squared"].min() >= 0
+
+
+def test_a_recipe_trains_it(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 60)
+    (tmp_path / "recipe.toml").write_text(RECIPE.format(folder=tmp_path))
+    model = qkv.train(tmp_path / "recipe.toml")
+    loaded = qkv.load(tmp_path / "run")
+    assert loaded.config.stack.feedforward == "squared"
+    assert loaded.config.stack.ffn_width == 4 * 16, "a part that is not gated"
+    assert loaded.generate("the ", max_tokens=5).text == model.generate("the ", max_tokens=5).text
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: qkv.register_part("feedforward", "gelu", build=Scale), "'gelu' is built in"),
+        (lambda: qkv.register_part("feedforward", "squared", build=Scale), "another feedforward named 'squared'"),
+        (lambda: qkv.register_part("feed_forward", "mine", build=Scale), "did you mean 'feedforward'"),  # type: ignore[arg-type]
+        (lambda: qkv.register_part("position", "mine", build=Scale), "place = 'none' is unknown"),
+        (lambda: qkv.StackConfig(**SIZE, feedforward="squred"), "'squred' is unknown; did you mean 'squared'"),
+    ],
+)
+def test_what_is_refused(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises((qkv.UsageError, ValueError), match=message):
+        call()
+
+
+@pytest.mark.parametrize("format", ["hf", "ctranslate2"])
+@pytest.mark.parametrize("name", ["", *OWN])
+def test_an_export_is_refused_with_a_reason(name: str, format: str, tmp_path: Path) -> None:
+    gpt2 = {"position": "learned", "feedforward": "gelu_tanh", "init": "scaled"}
+    own = {OWN[name][0]: name} if name else {}
+    head = qkv.HeadConfig(kind="lm", outputs=12, tied=True)
+    config = Config(decoder=qkv.StackConfig(**{**SIZE, **gpt2, **own}), head=head, eos_token_ids=(1,))
+    model = qkv.Model(config, build(config), None)
+    if name:
+        with pytest.raises(qkv.QkvError, match=f"'{name}'"):
+            model.export(tmp_path / "out", format)
+    elif format == "hf":
+        model.export(tmp_path / "out", format)
+    else:
+        assert unsupported_settings(config) == []
+    assert (tmp_path / "out").exists() == (name == "" and format == "hf")
+
+
+def test_a_folder_that_needs_a_part_says_so(tmp_path: Path) -> None:
+    config = config_with("gained")
+    qkv.Model(config, build(config), None).save(tmp_path)
+    PARTS["block"].unregister("gained")
+    with pytest.raises(qkv.QkvError, match=r"block = 'gained' is unknown.*register"):
+        qkv.load(tmp_path)
