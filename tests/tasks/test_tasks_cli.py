@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 import qkv
 from qkv import cli
+from qkv.blocks import Inputs
 from qkv.cli.run import print_result
 from qkv.cli.train import FALLBACK_INPUTS, PAIR_INPUT, example_input
 from qkv.tasks.results import Answer
@@ -631,7 +632,7 @@ def test_what_was_learnt_is_seen(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ids = torch.tensor([row + [0] * (longest - len(row)) for row in encoded])
         segment = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in encoded])
         labels = torch.tensor([head.labels.index(label) for _, label in batch])
-        F.cross_entropy(made.network(ids, segment), labels).backward()
+        F.cross_entropy(made.network(Inputs(ids, document_ids=segment)), labels).backward()
         optimizer.step()
         optimizer.zero_grad()
     assert accuracy("after") > 0.95
