@@ -91,17 +91,17 @@ def _precisions_table(result: BenchResult) -> Table:
     """One row for each precision of the weights: decoding and prefill of one sequence."""
     length = result.precisions[0].prefill.length
     table = plain_table("weights", "size", "tokens/s", "limit", "reached", f"prefill {length:,}", "limit", "reached")
-    for one in result.precisions:
+    for precision in result.precisions:
         cells = [
             cell
-            for point in (one.decode, one.prefill)
+            for point in (precision.decode, precision.prefill)
             for cell in (
                 format_rate(point.tokens_per_second),
                 format_rate(point.max_tokens_per_second),
                 Text(f"{100 * point.fraction_of_limit:.0f} %", "yellow" if point.exceeds_limit else ""),
             )
         ]
-        table.add_row(one.precision, format_count(one.weight_bytes, "B"), *cells)
+        table.add_row(precision.precision, format_count(precision.weight_bytes, "B"), *cells)
     return table
 
 

@@ -158,7 +158,7 @@ class BenchResult:
         values = asdict(self)
         values["limits"] = {**asdict(self.limits), "bandwidth": self.limits.bandwidth}
         values["points"] = [point.to_dict() for point in self.points]
-        values["precisions"] = [one.to_dict() for one in self.precisions]
+        values["precisions"] = [precision.to_dict() for precision in self.precisions]
         values["first_token_seconds"] = self.first_token_seconds
         return values
 

@@ -89,7 +89,9 @@ def write_claim(result: ClaimResult) -> str:
     """The section of a claim."""
     claim, table = result.claim, result.table
     quotes = "\n>\n".join(f"> {quote}" for quote in claim.quotes)
-    checks = "\n".join(f"- {'✓' if one.holds else '✗'} {one.statement}: {one.found}." for one in result.checks())
+    checks = "\n".join(
+        f"- {'✓' if check.holds else '✗'} {check.statement}: {check.found}." for check in result.checks()
+    )
     minutes = f"{result.seconds / 60:.1f} minutes" if result.seconds >= 60 else f"{max(result.seconds, 1):.0f} seconds"
     seeds = f"{len(result.points)} seeds" if len(result.points) > 1 else "one seed"
     threads = result.made_with["threads"]

@@ -4,7 +4,7 @@
 
 Verbs agree with their subjects. Other nouns may stand between a subject and its verb, in a prepositional phrase or in a
 relative clause. Many words are nouns and verbs (`guards`, `watch`, `cook`), so that only the context tells which. Tags
-and relations are those of Universal Dependencies.
+and relations follow Universal Dependencies.
 """
 
 import random

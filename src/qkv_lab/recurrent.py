@@ -11,7 +11,7 @@ A layer of width W has 2·W² weights in an RNN, 6·W² in a GRU and 8·W² in a
 
 
 def comparable_decoders(width: int) -> dict[str, dict[str, Any]]:
-    """The keys of decoders with about as many weights as a Transformer of two layers of this width.
+    """The keys of decoders that have about the size of a Transformer of two layers of this width.
 
     >>> {name: keys["model.width"] for name, keys in comparable_decoders(32).items()}
     {'RNN': 110, 'GRU': 64, 'LSTM': 56, 'attention': 32}

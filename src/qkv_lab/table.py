@@ -76,7 +76,7 @@ class Table:
     def difference(self, measure: str, a: tuple[str, float | str], b: tuple[str, float | str]) -> tuple[float, float]:
         """The mean of a − b over seeds, paired by seed, and half of its confidence interval. a and b: (series, x)."""
         pairs = zip(self.values(measure, *a), self.values(measure, *b), strict=True)
-        differences = [one - other for one, other in pairs]
+        differences = [first - second for first, second in pairs]
         return fmean(differences), half_interval(differences)
 
     def exponent(self, measure: str, series: str, xs: Sequence[float] | None = None) -> float:

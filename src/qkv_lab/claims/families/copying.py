@@ -198,10 +198,10 @@ CLAIM = Claim(
     question="How long a sequence can a model repeat?",
     method="A line has 1 to 16 random symbols, all different, a delimiter, and the same symbols again. The distance "
     "from a symbol to its copy is the length of the sequence. All models are trained on the same sequences and have "
-    "about equal numbers of parameters: one recurrent layer, two Transformer blocks, or an encoder and a decoder with "
-    "one LSTM layer each and additive attention. The window of attention is 4 tokens. Accuracy is that of the next "
-    "symbol, given the true symbols before it. The validation loss of the decoders includes the first half of each "
-    "line, which no model can predict.",
+    "about equal numbers of parameters: one recurrent layer, two Transformer blocks, or an encoder and a decoder "
+    "with one LSTM layer each and additive attention. The window of attention is 4 tokens. Accuracy is measured for "
+    "the next symbol, given the true symbols before it. The validation loss of the decoders includes the first half "
+    "of each line, which no model can predict.",
     lesson="Attention finds each symbol where it stands: a first layer writes into each token which symbol came "
     "before it, and a second layer looks for the symbol that followed the last copied one. The distance does not "
     "matter, and nothing has to be kept. An RNN or an LSTM has read the whole sequence before it writes the first "

@@ -122,7 +122,7 @@ def check(table: Table) -> list[Check]:
         ),
         Check(
             f"between {positions[-2]} and {positions[-1]} bytes of context, the loss of the Transformer still falls, "
-            "and that of the LSTM does not (by less than 0.01)",
+            "and the loss of the LSTM does not (by less than 0.01)",
             gained[transformer][-2] - gained[transformer][-1] >= 0.01 > gained[lstm][-2] - gained[lstm][-1],
             ", ".join(f"{name} {losses[-2]:.3f} → {losses[-1]:.3f}" for name, losses in gained.items()),
         ),

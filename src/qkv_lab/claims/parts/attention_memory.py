@@ -86,7 +86,7 @@ def check(table: Table) -> list[Check]:
     return [
         Check(
             "between the two longest lengths, the memory of eager attention grows almost quadratically (exponent above "
-            "1.5), that of fused attention and of an LSTM linearly",
+            "1.5), the memory of fused attention and of an LSTM linearly",
             powers[EAGER] > 1.5 and abs(powers[FUSED] - 1) < 0.05 and abs(powers[LSTM] - 1) < 0.05,
             f"exponents {powers[EAGER]:.2f}, {powers[FUSED]:.2f} and {powers[LSTM]:.2f}; {memory[EAGER]:.0f}, "
             f"{memory[FUSED]:.0f} and {memory[LSTM]:.0f} MB at {long[-1]:,.0f} tokens",
@@ -129,8 +129,8 @@ CLAIM = Claim(
     lesson="The FLOPs of attention are quadratic with every kernel, but its memory need not be. A fused kernel such as "
     "FlashAttention computes the pattern block by block, never stores it, and computes it a second time in the "
     "backward pass. It saves time, too, because it moves fewer bytes. An LSTM does less work for long sequences.",
-    limits="Seconds are those of one CPU thread. A GPU computes all tokens of a block at the same time, but the steps "
-    "of an LSTM one after another, so the comparison of their times differs there.",
+    limits="Seconds are measured on one CPU thread. A GPU computes all tokens of a block at the same time, but the "
+    "steps of an LSTM one after another, so the comparison of their times differs there.",
     settings={
         "mini": AttentionMemorySettings(lengths=(256, 512), repeats=1),
         "small": AttentionMemorySettings(),

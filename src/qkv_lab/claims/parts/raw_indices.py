@@ -206,8 +206,8 @@ CLAIM = Claim(
     "sinusoidal or rotary. We test at the training length and at longer ones. For untrained embeddings, scaled to "
     "length 1 after the first norm, we measure how far apart two tokens are at one position, and one token at "
     "neighbouring positions.",
-    lesson="Positions are inputs, like token ids: training needs the gradients of the weights, not those of the "
-    "indices, and both exist. A raw index grows without limit, so after the norm it leaves little of the token. "
+    lesson="Positions are inputs, like token ids: training needs the gradients of the weights, not the gradients of "
+    "the indices, and both exist. A raw index grows without limit, so after the norm it leaves little of the token. "
     "Divided by the length, it is small, but neighbours then differ so little that large weights are needed to "
     "separate them. Sinusoids are bounded, and their fast components separate neighbours. For them, a shift by three "
     "is a rotation, which the query and key matrices can represent. A model can learn raw indices with more steps or "

@@ -106,7 +106,7 @@ CLAIM = Claim(
     "output is an average of values, whatever the length. A sigmoid treats every score on its own, so “row-wise” means "
     "nothing for it. Its output is a sum that grows with the number of keys. The notes mean the softmax; their formula "
     "has it. A softmax over the queries normalises columns: then the weights of each key sum to 1, and "
-    "those of a query sum to more or less.",
+    "the weights of a query do not.",
     limits="Attention with a sigmoid can be trained, if a bias of −ln(number of keys) keeps the sums near 1. The claim "
     "is about the notes' formula, which has no such bias.",
     settings={

@@ -93,7 +93,7 @@ def check(table: Table) -> list[Check]:
     shares = table.curve(SHARE, "published models")
     short, long = (int(x) for x in table.xs(BITS_BY_STEPS))
     by_steps = [table.difference(BITS_BY_STEPS, (TIED, x), (UNTIED, x)) for x in (short, long)]
-    best = {one: min(table.mean(BITS_BY_STEPS, one + suffix, long) for suffix in INIT_STDS) for one in (TIED, UNTIED)}
+    best = {kind: min(table.mean(BITS_BY_STEPS, kind + end, long) for end in INIT_STDS) for kind in (TIED, UNTIED)}
     return [
         Check(
             f"tying saves V·d parameters; with a vocabulary of {large:,}, this is more than a third of the model and "

@@ -21,7 +21,7 @@ LENGTH = "length of the output (1: as long as greedy decoding)"
 HYPOTHESES = "hypotheses after t steps"
 BLEU, BLEU_END, GAIN_END = "BLEU", "ends of the 95 % interval of BLEU", "ends of the 95 % interval of the gain in BLEU"
 NONE, NORMALIZED = "no length penalty", "length penalty 1"
-SAME_SCORE = 1e-3  # nats: scores that differ by less are those of the same output
+SAME_SCORE = 1e-3  # nats: scores that differ by less belong to the same output
 MAX_TOKENS = 64
 
 SENTENCES = {
@@ -106,7 +106,7 @@ def measure_group(translator: qkv.Model, group: str, sentences: list[str], beams
     for name, found in (("beam search", searched), ("best of n samples", sampled)):
         for n, results in found.items():
             yield Point(SCORE, f"{group}: {name}", n, fmean(result.score for result in results))
-            hits = [one.score > top.score - SAME_SCORE for one, top in zip(results, best, strict=True)]
+            hits = [found.score > top.score - SAME_SCORE for found, top in zip(results, best, strict=True)]
             yield Point(FOUND, f"{group}: {name}", n, fmean(hits))
     for name, found in ((NONE, searched), (NORMALIZED, normalized)):
         lengths = {beam: sum(len(result.ids) for result in results) for beam, results in found.items()}
@@ -125,7 +125,7 @@ def best_of(results: Sequence[GenerationResult], num_sentences: int) -> list[Gen
 
 
 def count_hypotheses(translator: qkv.Model, sentence: str, beam: int) -> Iterator[Point]:
-    """The hypotheses that a search keeps after each step, and those of a tree that is not pruned."""
+    """The hypotheses that a search keeps after each step, and the hypotheses of a tree that is not pruned."""
     steps = translate(translator, [sentence], beam, return_search_steps=True)[0].search_steps
     for t, step in enumerate(steps[:12], start=1):
         yield Point(HYPOTHESES, f"beam {beam}", t, sum(candidate.kept for candidate in step.candidates))
@@ -207,7 +207,7 @@ def expect_bleu(table: Table, beams: list[int]) -> list[Check]:
     checks = []
     for name in (NORMALIZED, NONE):
         beam = 4 if name == NORMALIZED else beams[-1]
-        scores = [table.mean(BLEU, name, one) for one in (1, beam)]
+        scores = [table.mean(BLEU, name, width) for width in (1, beam)]
         low, high = (table.mean(GAIN_END, f"{name}, {end}", beam) for end in ("low", "high"))
         found = f"BLEU {scores[0]:.1f} → {scores[1]:.1f}, difference {low:+.1f} to {high:+.1f}"
         if name == NORMALIZED:
@@ -242,9 +242,9 @@ CLAIM = Claim(
     ),
     question="How much more probable are the outputs of beam search, and what else changes with the size of the beam?",
     method="The English–French translator that comes with qkv translates 20 short and 20 long sentences: greedily, "
-    "with beams of 2 to 32, and by sampling n times at temperature 1. The most probable known output of a sentence is "
-    "the best one of all these. Lengths are compared with those of greedy decoding, without length penalty and with a "
-    "division of the log-probability by the length.",
+    "with beams of 2 to 32, and by sampling n times at temperature 1. The most probable known output of a sentence "
+    "is the best one of all these. Lengths are compared with the lengths of greedy decoding, without length penalty "
+    "and with a division of the log-probability by the length.",
     lesson="Greedy decoding cannot take back a token. Beam search keeps B hypotheses, so it finds outputs whose first "
     "tokens looked worse. It prunes the tree after each step, so its work grows with B and not with powers of B. "
     "Greedy decoding is not a bad idea where the model is sure: for most short sentences it already finds the most "

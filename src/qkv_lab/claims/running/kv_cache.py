@@ -169,13 +169,13 @@ CLAIM = Claim(
     quotes=(Quote("Store KV cache(output of encoder)", "video", "wrong: there are two caches"),),
     question="What must be stored while a model generates, what does it save, and how large is it?",
     method="An encoder-decoder with random weights generates n tokens greedily. From step to step it keeps only the "
-    "encoder's output, or the keys and values of the source, or those of the source and of the target. Torch counts "
+    "encoder's output, or the keys and values of the source, or the keys and values of both sides. Torch counts "
     "the multiply-adds of the decoder; the encoder runs once in all cases.",
     lesson="A causal mask makes the keys and values of a token independent of all later tokens, so they are computed "
     "once and stored. Each step then computes one token instead of n. The notes call the output of the encoder the "
-    "cache. There are two caches, and both hold keys and values of every layer: those of the source are computed once, "
-    "those of the target grow by one token in each step. The second one saves the power of n. Grouped-query attention "
-    "shrinks both, because query heads share keys and values.",
+    "cache. There are two caches, and both hold keys and values of every layer. The cache of the source is computed "
+    "once, the cache of the target grows by one token in each step. The second one saves the power of n. "
+    "Grouped-query attention shrinks both, because query heads share keys and values.",
     limits="The count has no bytes. A step with a cache reads all weights and the whole cache for one token, so its "
     "time depends on memory bandwidth.",
     settings={

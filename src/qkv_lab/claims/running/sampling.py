@@ -139,9 +139,9 @@ def check(table: Table) -> list[Check]:
             f"{entropies[TOP_P]:.2f} nats",
         ),
         Check(
-            "top-p keeps at least 4 times as many tokens where the model is not sure; top-k keeps the same number",
+            "where the model is not sure, top-p keeps at least 4 times more tokens; top-k keeps the same number",
             growth[TOP_P] >= 4 and abs(growth[TOP_K] - 1) < 0.05,
-            f"{growth[TOP_P]:.0f} times as many with top-p, {growth[TOP_K]:.1f} times with top-k",
+            f"top-p {growth[TOP_P]:.0f} times, top-k {growth[TOP_K]:.1f} times",
         ),
     ]
 

@@ -95,7 +95,7 @@ def example() -> None:
             loss = torch.nn.functional.cross_entropy(network(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
             weights = [p for name, p in network.named_parameters() if name.endswith("qkv.weight")]
             first, last = (gradient.norm() for gradient in torch.autograd.grad(loss, [weights[0], weights[-1]]))
-            print(f"{placement}, {layers} layers: gradient of the first layer ÷ that of the last: {first / last:.2f}")
+            print(f"{placement}, {layers} layers: gradient of the first ÷ the last layer: {first / last:.2f}")
 
 
 CLAIM = Claim(

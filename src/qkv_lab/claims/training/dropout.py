@@ -1,4 +1,4 @@
-"""Dropout helps a model that sees its data many times, and slows down one that does not."""
+"""Dropout helps a model that sees its data many times, and slows down a model that sees it once."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

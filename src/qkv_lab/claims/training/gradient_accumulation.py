@@ -87,7 +87,8 @@ def check(table: Table) -> list[Check]:
     growth = table.exponent(MEMORY, "memory")
     return [
         Check(
-            "the gradients of micro-batches add up to that of the batch (relative difference below 1e-12, in float64)",
+            "the gradients of the micro-batches add up to the gradient of the batch (relative difference below "
+            "1e-12, in float64)",
             max(exact) < 1e-12,
             f"largest difference {max(exact):.0e}",
         ),

@@ -1,4 +1,4 @@
-"""Label smoothing lowers the confidence of a classifier: good for one that overfits, bad for one that does not.
+"""Label smoothing lowers the confidence of a classifier: good if the classifier overfits, bad otherwise.
 
 K classes, V words
 """
@@ -93,7 +93,7 @@ def evaluate(model: TextModel, test: list[dict[str, str]], series: str, smoothin
 
 
 def check(table: Table) -> list[Check]:
-    """Smoothing helps the calibration and the loss of a model that overfits, and harms those of one that does not."""
+    """Smoothing improves the calibration and the loss of a model that overfits, and worsens them otherwise."""
     plain, usual = 0.0, 0.1
     error = {name: [table.mean(CALIBRATION, name, x) for x in (plain, usual)] for name in table.series(CALIBRATION)}
     loss = {name: [table.mean(LOSS, name, x) for x in (plain, usual)] for name in table.series(LOSS)}

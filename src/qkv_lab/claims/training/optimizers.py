@@ -102,7 +102,7 @@ def run(experiment: Experiment) -> Iterator[Point]:
 
 
 def final_loss(trained: TrainingResult) -> float:
-    """The validation loss of a run, at most that of a uniform guess."""
+    """The validation loss of a run, but at most the loss of a uniform guess."""
     loss = trained.run_end.metrics["loss"]
     return min(loss, MAX_LOSS) if math.isfinite(loss) else MAX_LOSS
 
@@ -182,8 +182,8 @@ def check(table: Table) -> list[Check]:
             f"{mean[MUON]:.2f} against {mean[ADAMW]:.2f} nats (difference {muon:.2f} ± {muon_interval:.2f})",
         ),
         Check(
-            "larger batches, for the same tokens in fewer steps, raise the loss of LAMB less than that of AdamW (by at "
-            "least 0.05 nats)",
+            "larger batches, for the same tokens in fewer steps, raise the loss of LAMB less than the loss of AdamW "
+            "(by at least 0.05 nats)",
             lamb >= 0.05 and lamb > lamb_interval,
             f"LAMB {fmean(tuned[LAMB]):.2f} → {fmean(large[LAMB]):.2f}, "
             f"AdamW {mean[ADAMW]:.2f} → {fmean(large[ADAMW]):.2f} nats",

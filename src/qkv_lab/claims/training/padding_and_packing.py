@@ -107,7 +107,7 @@ def paragraph_lengths(settings: PaddingAndPackingSettings) -> np.ndarray:
 
 
 def padding_fractions(lengths: np.ndarray, settings: PaddingAndPackingSettings, seed: int) -> dict[str, float]:
-    """The fraction of padding in four layouts. The last two are those of `data.layout`."""
+    """The fraction of padding in four layouts. The last two are values of `data.layout`."""
     shuffled = np.random.default_rng(seed).permutation(lengths)
     batches = [shuffled[i : i + settings.batch_size] for i in range(0, len(lengths), settings.batch_size)]
     budget = settings.batch_size * settings.max_paragraph

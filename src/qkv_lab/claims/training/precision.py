@@ -175,7 +175,7 @@ def check(table: Table) -> list[Check]:
             "the smallest learning rate, by less than half if the weights are",
             0.9 < min(master) <= max(master) < 1.1 and rounded[0] < 0.5,
             f"{min(master):.0%} to {max(master):.0%} of the fall in float32; with bfloat16 weights "
-            + ", ".join(f"{one:.0%} at {lr:g}" for one, lr in zip(rounded, table.xs(FALL), strict=True)),
+            + ", ".join(f"{fraction:.0%} at {lr:g}" for fraction, lr in zip(rounded, table.xs(FALL), strict=True)),
         ),
         Check(
             f"the sum of {count:,} weights of 1/{count:,} is below 0.5 in both half formats, and 1 in float32",

@@ -228,7 +228,7 @@ CLAIM = Claim(
     limits="Models of 8,000 to 222,000 parameters that differ in width and heads, at most 205,000 tokens, three seeds. "
     "The learning rate follows a rule, 0.32/width, from trials with another seed at widths 16 and 96; at width "
     "96, rates of 0.01 and 0.03 were worse. We stated the tolerances after these trials and before the runs of "
-    "the fit. The exponents are those of this range: as the loss comes closer to an irreducible one, the "
+    "the fit. The exponents hold in this range only: as the loss comes closer to an irreducible one, the "
     "exponent of a plain power law becomes smaller. Hoffmann et al. fitted runs of 6·10¹⁸ to 3·10²¹ FLOPs; ours "
     "have 10⁹ to 10¹¹.",
     settings={

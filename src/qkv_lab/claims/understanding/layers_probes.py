@@ -74,7 +74,7 @@ def run(experiment: Experiment) -> Iterator[Point]:
 
 def collect_labels(sentences: Sequence[LabelledSentence], label: str) -> list[str]:
     """The labels of all words."""
-    return [one for sentence in sentences for one in sentence.labels[label]]
+    return [value for sentence in sentences for value in sentence.labels[label]]
 
 
 def shift_labels(labels: Sequence[str]) -> list[str]:
@@ -105,7 +105,7 @@ def read_treebank(
     columns = {"tokens": "form", "tags": "upos", "relations": "deprel"}
     found = []
     for record in read(path, format="conllu", columns=columns):
-        words, relations = record.fields["tokens"], [one.split(":")[0] for one in record.fields["relations"]]
+        words, relations = record.fields["tokens"], [relation.split(":")[0] for relation in record.fields["relations"]]
         if len(words) <= MAX_WORDS:
             found.append(LabelledSentence(words, {TAG: record.fields["tags"], RELATION: relations}))
     wanted = settings.train_sentences + settings.test_sentences
@@ -139,7 +139,7 @@ def word_vectors(network: Network, tokenizer: Tokenizer, sentences: Sequence[Lab
 def check(table: Table) -> list[Check]:
     """Parts of speech are found early, relations later; an untrained encoder adds little. The treebank comes first."""
     checks = []
-    for name in (one for one in (TREEBANK, GENERATED) if one in table.measures()):
+    for name in (source for source in (TREEBANK, GENERATED) if source in table.measures()):
         where = name.removeprefix("accuracy of probes, ")
         curves = {
             label + suffix: list(table.curve(name, label + suffix).values())

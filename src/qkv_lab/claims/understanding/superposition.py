@@ -69,7 +69,7 @@ def reconstruction_error(model: ToyModel, probability: float, importance: torch.
 
 
 def check(table: Table) -> list[Check]:
-    """Dense features: as many as dimensions. Sparse features: more than twice as many, if the output has a ReLU."""
+    """Of dense features, one is stored per dimension; of sparse ones more than two, if the output has a ReLU."""
     sparse, *_, dense = sorted(float(p) for p in table.xs(STORED))
     width = table.mean(STORED, LINEAR, dense)
     linear = [table.mean(STORED, LINEAR, p) for p in table.xs(STORED)]
@@ -78,7 +78,7 @@ def check(table: Table) -> list[Check]:
     errors = [table.mean(ERROR, name, sparse) for name in (RELU, LINEAR)]
     return [
         Check(
-            "sparse features: more than twice as many are stored as there are dimensions",
+            "sparse features: a model stores more than two for each dimension",
             many > 2 * width,
             f"{many:.1f} features in {width:.0f} dimensions at probability {sparse:g}",
         ),

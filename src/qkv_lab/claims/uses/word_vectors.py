@@ -151,12 +151,12 @@ def compare(
 
 
 def alternate_labels(examples: Sequence[Example], seed: int) -> list[Example]:
-    """Shuffle examples, and let their labels alternate, so that the first ones have as many of each label."""
+    """Shuffle examples, and let their labels alternate, so that all labels are equally frequent in the first ones."""
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed)).tolist()
     groups: dict[str, list[Example]] = {}
     for i in order:
         groups.setdefault(examples[i][1], []).append(examples[i])
-    return [one for some in zip_longest(*groups.values()) for one in some if one is not None]
+    return [example for row in zip_longest(*groups.values()) for example in row if example is not None]
 
 
 def write_examples(experiment: Experiment, name: str, examples: Sequence[Example]) -> str:
