@@ -10,22 +10,22 @@ from qkv.text.sentences import CharSpan
 from qkv_translation.capitals import lower_capitals, write_capitals
 from qkv_translation.lost_numbers import StandIns, has_more_numbers, replace_lost_numbers
 from qkv_translation.verbatim import (
-    CleanSource,
-    find_asides,
-    fit_aside,
+    MaskedSource,
+    find_parentheticals,
+    fit_parenthetical,
     inner_span,
     is_translated,
     leave_out_copied,
-    symbol_check,
+    make_symbol_check,
     without_clause_mark,
 )
 
 
 @dataclass(kw_only=True)
-class CleanPart(Part):
+class MaskedPart(Part):
     """A sentence without the texts that are copied."""
 
-    clean: CleanSource
+    masked: MaskedSource
     is_in_capitals: bool  # and read in lower case
 
 
@@ -38,15 +38,16 @@ class CarefulProcessor(TextProcessor):
 
     def __init__(self, model: TextModel) -> None:
         super().__init__(model)
-        self.is_unseen = symbol_check(model.tokenizer)
+        self.is_unseen = make_symbol_check(model.tokenizer)
         self.translations: dict[str, str] = {}  # of texts in brackets
 
     def prepare(self, texts: Sequence[str], translate: Callable[[list[str]], list[GeneratedText]]) -> None:
         """Translate the texts in brackets."""
-        found = [(aside, text) for text in texts for _, aside in find_asides(text, self.is_unseen)]
-        asides = [aside for aside, text in found if is_translated(aside, text)]
-        results = translate(asides) if asides else []
-        self.translations = {one: fit_aside(one, result.text) for one, result in zip(asides, results, strict=True)}
+        found = [(inner, text) for text in texts for _, inner in find_parentheticals(text, self.is_unseen)]
+        sources = [inner for inner, text in found if is_translated(inner, text)]
+        results = translate(sources) if sources else []
+        pairs = zip(sources, results, strict=True)
+        self.translations = {inner: fit_parenthetical(inner, result.text) for inner, result in pairs}
 
     def trim(self, text: str, span: CharSpan) -> CharSpan:
         """The sentence without a list marker, and without quotation marks around it."""
@@ -56,31 +57,31 @@ class CarefulProcessor(TextProcessor):
     def read(self, text: str, span: CharSpan) -> Part | None:
         """The sentence without what is copied."""
         part = self.read_sentence(text[slice(*span)], span)
-        return part if part.has_letters or find_asides(part.clean.sentence, self.is_unseen) else None
+        return part if part.has_letters or find_parentheticals(part.masked.sentence, self.is_unseen) else None
 
-    def read_sentence(self, sentence: str, span: CharSpan) -> CleanPart:
+    def read_sentence(self, sentence: str, span: CharSpan) -> MaskedPart:
         """A sentence without what is copied, in lower case if it is in capitals."""
-        clean = leave_out_copied(sentence, self.is_unseen, self.translations)
-        source = lower_capitals(clean.text, self.model.tokenizer)
-        return CleanPart(source, span, clean=clean, is_in_capitals=source != clean.text)
+        masked = leave_out_copied(sentence, self.is_unseen, self.translations)
+        source = lower_capitals(masked.text, self.model.tokenizer)
+        return MaskedPart(source, span, masked=masked, is_in_capitals=source != masked.text)
 
     def finish(self, part: Part, result: GeneratedText, find_links: FindLinks, *, align: bool) -> GeneratedText:
         """The result with the copied texts, in capitals if the source is."""
-        if not isinstance(part, CleanPart):
+        if not isinstance(part, MaskedPart):
             return super().finish(part, result, find_links, align=align)
         if part.is_in_capitals:
             result = write_capitals(result, part.prefix)
         result = super().finish(part, result, find_links, align=align)
-        others = [part.clean.insert_copies(other, find_links) for other in result.alternatives]
-        return replace(part.clean.insert_copies(result, find_links), alternatives=others)
+        others = [part.masked.insert_copies(other, find_links) for other in result.alternatives]
+        return replace(part.masked.insert_copies(result, find_links), alternatives=others)
 
     def improve(self, parts: Sequence[Part], generate: Callable[[Sequence[Part]], None]) -> None:
         """Translate sentences again whose translation has lost a number."""
         again = list[tuple[Part, StandIns, Part]]()
         for part in parts if self.model.config.reads_sentences else []:
             assert part.result is not None
-            if isinstance(part, CleanPart):
-                stand_ins = replace_lost_numbers(part.clean.sentence, part.result.text)
+            if isinstance(part, MaskedPart):
+                stand_ins = replace_lost_numbers(part.masked.sentence, part.result.text)
                 if stand_ins is not None:
                     other = replace(self.read_sentence(stand_ins.text, part.span), prefix=part.prefix)
                     again.append((part, stand_ins, other))

@@ -30,7 +30,7 @@ BULLET = re.compile(r"[-–—*•·]\s+")
 ITEM_NUMBER = re.compile(r"\(?\d{1,3}[.)]\s+(?=([^\W\d_]+))")
 PAIRED_MARKS = {"(": ")", "[": "]", '"': '"', "'": "'", "“": "”", "«": "»", "<": ">"}
 QUOTED = re.compile(r'["“„«][^"“”„«»]*["”“»]|\([^()]*\)')
-ASIDE = re.compile(r"(?<!\w)(?:\(([^()\[\]]+)\)|\[([^()\[\]]+)\])(?!\w)")
+PARENTHETICAL = re.compile(r"(?<!\w)(?:\(([^()\[\]]+)\)|\[([^()\[\]]+)\])(?!\w)")
 PLAIN_FORMS = dict.fromkeys("“”„‟", '"') | dict.fromkeys("‘’‚", "'") | dict.fromkeys("‐‑–", "-") | {"—": ","}
 DASHES = "–—"
 CLAUSE_MARKS = (",", ":", ";")
@@ -39,7 +39,7 @@ NUM_BYTES = 256
 MAX_SPECIAL_TOKENS = 32
 
 
-def symbol_check(tokenizer: Tokenizer) -> Callable[[str], bool]:
+def make_symbol_check(tokenizer: Tokenizer) -> Callable[[str], bool]:
     """A function that returns whether a character is a symbol or punctuation mark that the tokenizer never saw.
 
     A tokenizer that a run has trained lists the symbols of its text. For others, a symbol that was seen is in the text
@@ -99,7 +99,7 @@ class CopiedText:
 
 
 @dataclass(frozen=True)
-class CleanSource:
+class MaskedSource:
     """The text that the model reads, the texts that are copied, and where each character was: its former index."""
 
     sentence: str  # as it was written
@@ -157,18 +157,18 @@ class CleanSource:
         return WordLink(self.sentence[first:last], text[start:end], first, last, start, end, link.weight)
 
 
-def find_asides(text: str, is_unseen: Callable[[str], bool]) -> list[tuple[CharSpan, str]]:
+def find_parentheticals(text: str, is_unseen: Callable[[str], bool]) -> list[tuple[CharSpan, str]]:
     """The spans of texts in brackets that the tokenizer never saw, with these texts.
 
-    >>> find_asides("He (my brother) wrote f(x).", "()".__contains__)
+    >>> find_parentheticals("He (my brother) wrote f(x).", "()".__contains__)
     [((3, 15), 'my brother')]
     """
     urls = [extend_url(text, *match.span()) for match in URL.finditer(text)]
-    found = [(one.span(), one[1] or one[2]) for one in ASIDE.finditer(text) if is_unseen(text[one.start()])]
+    found = [(one.span(), one[1] or one[2]) for one in PARENTHETICAL.finditer(text) if is_unseen(text[one.start()])]
     return [one for one in found if not any(start < one[0][0] and one[0][1] <= end for start, end in urls)]
 
 
-def is_translated(aside: str, text: str) -> bool:
+def is_translated(parenthetical: str, text: str) -> bool:
     """Whether a text in brackets has a word in lower case, or is among capitals. Names and numbers are copied.
 
     >>> is_translated("my brother", "Tom (my brother)"), is_translated("United Nations", "the UN (United Nations)")
@@ -176,23 +176,23 @@ def is_translated(aside: str, text: str) -> bool:
     >>> is_translated("AND I", "TOM (AND I)"), is_translated("3-2", "3-2")
     (True, False)
     """
-    words = split_words(aside)
-    return any(aside[start].islower() for start, _ in words) or (text.isupper() and len(words) > 1)
+    words = split_words(parenthetical)
+    return any(parenthetical[start].islower() for start, _ in words) or (text.isupper() and len(words) > 1)
 
 
-def fit_aside(aside: str, translation: str) -> str:
+def fit_parenthetical(parenthetical: str, translation: str) -> str:
     """The translation of a text in brackets, without the capital and the end mark of a sentence.
 
-    >>> fit_aside("my brother", "Mon frère !")
+    >>> fit_parenthetical("my brother", "Mon frère !")
     'mon frère'
     """
-    text = translation.rstrip(" .!?\xa0\u202f") if aside[-1:].isalnum() else translation
-    return text[:1].lower() + text[1:] if aside[:1].islower() else text
+    text = translation.rstrip(" .!?\xa0\u202f") if parenthetical[-1:].isalnum() else translation
+    return text[:1].lower() + text[1:] if parenthetical[:1].islower() else text
 
 
 def leave_out_copied(
     text: str, is_unseen: Callable[[str], bool], translations: Mapping[str, str] | None = None
-) -> CleanSource:
+) -> MaskedSource:
     """Separate a sentence into what the model reads and what is copied, with the brackets around it.
 
     Texts in brackets are inserted like copies: their `translations`, or as they are.
@@ -215,8 +215,8 @@ def leave_out_copied(
             characters.extend(plain)
             origins.extend([i] * len(plain))
 
-    asides = dict(find_asides(text, is_unseen))
-    for first, last in copied_spans(text, is_unseen, list(asides)):
+    parentheticals = dict(find_parentheticals(text, is_unseen))
+    for first, last in copied_spans(text, is_unseen, list(parentheticals)):
         while first > position and last < len(text) and PAIRED_MARKS.get(text[first - 1]) == text[last]:
             first, last = first - 1, last + 1
         read_until(first)
@@ -228,14 +228,14 @@ def leave_out_copied(
         while not characters and position < len(text) and text[position].isspace():
             position += 1
         copy, end = "", first
-        for (start, stop), aside in asides.items():
+        for (start, stop), parenthetical in parentheticals.items():
             if first <= start and stop <= last:
-                copy += text[end : start + 1] + (translations or {}).get(aside, aside)
+                copy += text[end : start + 1] + (translations or {}).get(parenthetical, parenthetical)
                 end = stop - 1
         copy += text[end:last]
         copied.append(CopiedText(copy, len(characters), is_after_space, is_before_space))
     read_until(len(text))
-    return CleanSource(text, "".join(characters), copied, origins)
+    return MaskedSource(text, "".join(characters), copied, origins)
 
 
 def plain_form(text: str, index: int, is_unseen: Callable[[str], bool]) -> str:
@@ -253,13 +253,15 @@ def plain_form(text: str, index: int, is_unseen: Callable[[str], bool]) -> str:
     return PLAIN_FORMS[character]
 
 
-def copied_spans(text: str, is_unseen: Callable[[str], bool], asides: Sequence[CharSpan] = ()) -> list[CharSpan]:
-    """The spans of asides, URLs, e-mail addresses, paths of files and unseen symbols, in order.
+def copied_spans(
+    text: str, is_unseen: Callable[[str], bool], parentheticals: Sequence[CharSpan] = ()
+) -> list[CharSpan]:
+    """The spans of parentheticals, URLs, e-mail addresses, paths of files and unseen symbols, in order.
 
     A symbol inside a word stays in it.
     """
     urls = (extend_url(text, *match.span()) for match in URL.finditer(text))
-    addresses = [*asides, *(span for span in urls if not overlaps(span, asides))]
+    addresses = [*parentheticals, *(span for span in urls if not overlaps(span, parentheticals))]
     for pattern in (EMAIL, FILE_PATH):
         addresses += [match.span() for match in pattern.finditer(text) if not overlaps(match.span(), addresses)]
     found = list(addresses)

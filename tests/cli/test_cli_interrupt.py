@@ -23,11 +23,15 @@ if moment == "import":
     sys.meta_path.insert(0, Finder())
 else:
     from qkv import cli
-    if moment == "command":
-        cli.run_command.__globals__["app"] = lambda *a, **b: press()
-    else:
+    class App:
+        def __call__(self, *arguments, **options):
+            if moment == "command":
+                press()
+        def __contains__(self, name):
+            return True
+    cli.run_command.__globals__["app"] = App()
+    if moment == "exit":
         import atexit
-        cli.run_command.__globals__["app"] = lambda *a, **b: None
         atexit.register(press)
 from qkv.__main__ import main
 main()

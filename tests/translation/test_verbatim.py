@@ -17,7 +17,7 @@ from qkv.text import Tokenizer
 from qkv.text.tokenizer import SYMBOLS_KEY
 from qkv.text.words import split_words
 from qkv.train.recipe.schema import TokenizerSection
-from qkv_translation.verbatim import inner_span, leave_out_copied, symbol_check
+from qkv_translation.verbatim import inner_span, leave_out_copied, make_symbol_check
 
 EN_FR = qkv.load("en-fr")
 UNSEEN = "☃♥€“”–—😀👩💻".__contains__
@@ -142,9 +142,10 @@ def test_words_in_another_order_keep_their_symbol() -> None:
 def test_a_symbol_of_the_training_text_is_no_unseen_one() -> None:
     texts = [f"{word} ☃" for word in dir(str) * 5]
     tokenizer = Tokenizer.train("byte-bpe", iter(texts), vocab_size=400, special_tokens=["pad", "eos"])
-    is_unseen = symbol_check(tokenizer)
+    is_unseen = make_symbol_check(tokenizer)
     assert [is_unseen(one) for one in "☃☂😀é a"] == [False, True, True, False, False, False]
-    assert not symbol_check(Tokenizer.train("byte", iter(texts), vocab_size=300, special_tokens=["pad", "eos"]))("😀")
+    of_bytes = Tokenizer.train("byte", iter(texts), vocab_size=300, special_tokens=["pad", "eos"])
+    assert not make_symbol_check(of_bytes)("😀")
 
 
 def test_a_tokenizer_of_a_run_lists_the_symbols_of_its_text() -> None:
@@ -156,7 +157,7 @@ def test_a_tokenizer_of_a_run_lists_the_symbols_of_its_text() -> None:
 
     tokenizer = train(*(f"{word} + ☃, £" for word in dir(str)[:4]), "5 + 3 £", "5 # 3")
     assert tokenizer.config[SYMBOLS_KEY] == "+,_£☃", "each side counts, and # is in two texts only"
-    is_unseen = symbol_check(tokenizer)
+    is_unseen = make_symbol_check(tokenizer)
     assert [is_unseen(one) for one in "+£☃#°😀a5"] == [False, False, False, True, True, True, False, False]
 
 
@@ -165,7 +166,7 @@ def test_symbols_of_new_training_data_are_seen() -> None:
     assert tokenizer is not None
     records = [Record({"source": "I (he)", "target": "Je (il)"}, FileLocation("a.tsv", i)) for i in range(5)]
     add_symbols(tokenizer, [SimpleNamespace(records=lambda problems: iter(records))])  # type: ignore[list-item]
-    is_unseen = symbol_check(tokenizer)
+    is_unseen = make_symbol_check(tokenizer)
     assert [is_unseen(one) for one in "().#"] == [False, False, False, True]
 
 
@@ -173,7 +174,7 @@ def test_symbols_of_new_training_data_are_seen() -> None:
 def test_symbols_count_as_seen_in_every_kind_of_tokenizer(kind: str) -> None:
     texts = ["The dogs’ “balls” , ☃ … 。", "“Yes” … 。 ☃ the dogs’"] * 30
     tokenizer = Tokenizer.train(kind, iter(texts), vocab_size=120, special_tokens=["pad", "eos", "unk"])
-    is_unseen = symbol_check(tokenizer)
+    is_unseen = make_symbol_check(tokenizer)
     assert [one for one in "☃…。😀" if is_unseen(one)] == ["😀"]
     assert kind == "word" or not any(map(is_unseen, "’“”"))
 
@@ -184,7 +185,7 @@ def test_letters_of_every_script_are_read(kind: str) -> None:
     special_tokens = ["pad", "eos"] if kind.startswith("byte") else ["pad", "eos", "unk"]
     tokenizer = Tokenizer.train(kind, iter(texts), vocab_size=400, special_tokens=special_tokens)
     for text in [*texts, "你好世界"]:
-        assert leave_out_copied(text, symbol_check(tokenizer)).text == text
+        assert leave_out_copied(text, make_symbol_check(tokenizer)).text == text
 
 
 @pytest.mark.parametrize(
