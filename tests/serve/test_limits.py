@@ -14,7 +14,7 @@ from task_models import decoder
 
 from qkv.errors import QkvError, UsageError
 from qkv.serve.http.keys import ApiKeys, add_key, hash_key
-from qkv.serve.http.request_log import PrivateHandler, RequestLog
+from qkv.serve.http.request_log import RedactingHandler, RequestLog
 from qkv.serve.running.engine_thread import EngineThread
 from qkv.serve.running.memory import MemoryGuard
 
@@ -142,7 +142,7 @@ def test_messages_of_a_model_are_logged_without_their_texts(tmp_path: Path) -> N
     for log_texts in (False, True):
         log = RequestLog(path := tmp_path / f"{log_texts}.jsonl")
         logger = logging.getLogger("qkv.a-test")
-        logger.addHandler(PrivateHandler(log, log_texts))
+        logger.addHandler(RedactingHandler(log, log_texts))
         logger.propagate = False
         logger.warning("the text %r is too long", "my secret")
         log.close()

@@ -13,7 +13,7 @@ from serving import client
 from task_models import seq2seq
 
 from qkv.serve.http.api_error import ApiError
-from qkv.serve.running.gatherer import Gatherer
+from qkv.serve.running.batcher import DynamicBatcher
 
 
 def post(running: Any, path: str, **body: Any) -> Any:
@@ -80,14 +80,14 @@ def test_a_recurrent_model_answers_text_calls_and_has_no_engine() -> None:
 
 
 def test_calls_that_arrive_together_run_in_one_batch(running: Any) -> None:
-    gatherer = running.app.state.server.pool.find("classes").gatherer
-    before = gatherer.num_batches
+    batcher = running.app.state.server.pool.find("classes").batcher
+    before = batcher.num_batches
     alone = post(running, "/classify", model="classes", texts=["the dog"])["results"]
     with ThreadPoolExecutor(16) as threads:
         several = threads.map(lambda _: post(running, "/classify", model="classes", texts=["the dog"]), range(16))
         for one in several:
             assert one["results"][0]["label"] == alone[0]["label"]
-    assert gatherer.num_batches - before < 17
+    assert batcher.num_batches - before < 17
 
 
 def test_a_bad_input_fails_alone_and_an_abandoned_call_is_not_run() -> None:
@@ -98,25 +98,25 @@ def test_a_bad_input_fails_alone_and_an_abandoned_call_is_not_run() -> None:
         return [1 / number for number in numbers]
 
     async def run() -> None:
-        gatherer = Gatherer("a", gather_seconds=0.05, max_queue=3, max_batch=8, device_lock=nullcontext())
+        batcher = DynamicBatcher("a", gather_seconds=0.05, max_queue=3, max_batch=8, device_lock=nullcontext())
         results = await asyncio.gather(
-            *(gatherer.map(invert, [n], key="invert") for n in (1, 0, 2)), return_exceptions=True
+            *(batcher.map(invert, [n], key="invert") for n in (1, 0, 2)), return_exceptions=True
         )
         assert results[0] == [1.0]
         assert isinstance(results[1], ZeroDivisionError)
         assert results[2] == [0.5]
         assert ran == [[1, 0, 2], [1], [0], [2]]
-        abandoned = asyncio.ensure_future(gatherer.map(invert, [5], key="invert"))
+        abandoned = asyncio.ensure_future(batcher.map(invert, [5], key="invert"))
         await asyncio.sleep(0)
         abandoned.cancel()
-        assert await gatherer.map(invert, [4], key="invert") == [0.25]
+        assert await batcher.map(invert, [4], key="invert") == [0.25]
         assert [5] not in ran
         assert [4] in ran
-        full = [asyncio.ensure_future(gatherer.map(invert, [n], key="invert")) for n in range(1, 5)]
+        full = [asyncio.ensure_future(batcher.map(invert, [n], key="invert")) for n in range(1, 5)]
         found = await asyncio.gather(*full, return_exceptions=True)
         assert isinstance(found[3], ApiError)
         assert found[3].status == 429
-        await asyncio.to_thread(gatherer.stop)
+        await asyncio.to_thread(batcher.stop)
 
     asyncio.run(run())
 

@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 
 from qkv.errors import QkvError, UsageError
 from qkv.serve.app import make_app
-from qkv.serve.http.request_log import PrivateHandler
+from qkv.serve.http.request_log import RedactingHandler
 from qkv.serve.settings import LOCAL_HOSTS, ServeSettings
 from qkv.serve.studio.options import StudioOptions
 from qkv.store.bundled import bundled_folders
@@ -89,7 +89,7 @@ def run_server(
     config = make_config(app, settings, host, port)
     server = DrainingServer(config, app, announce)
     logger = logging.getLogger("qkv")
-    logger.addHandler(PrivateHandler(app.state.server.log, settings.log_texts))
+    logger.addHandler(RedactingHandler(app.state.server.log, settings.log_texts))
     logger.propagate = False
     sys.setswitchinterval(SWITCH_SECONDS)
     try:

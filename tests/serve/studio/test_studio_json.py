@@ -19,12 +19,12 @@ from qkv.inside.look.search import describe_search
 from qkv.page import unpack
 from qkv.serve.studio.answer import AnswerCache, best_span
 from qkv.serve.studio.document import describe_model, trace_document
+from qkv.serve.studio.neurons import find_examples
 from qkv.serve.studio.options import StudioOptions
 from qkv.serve.studio.requests import ExamplesRequest, SearchRequest, TraceRequest, parse_request
 from qkv.serve.studio.runs import Runs
 from qkv.serve.studio.search import run_search
 from qkv.serve.studio.switches import make_edits
-from qkv.serve.studio.units import find_examples
 from qkv.serve.studio.words import leave_words_out
 
 FAMILIES = ("encoder", "decoder", "seq2seq")

@@ -16,7 +16,7 @@ from typing import IO, Any
 MAX_WAITING_LINES = 10_000
 
 
-class PrivateHandler(logging.Handler):
+class RedactingHandler(logging.Handler):
     """Sends the messages of Python's logging to the log of a server, without their texts unless they are asked for.
 
     A warning of a model may quote the text that it is about.

@@ -24,7 +24,7 @@ from qkv.serve.routes.choices import (
     close_choices,
     count_usage,
     find_engine,
-    make_head,
+    make_response_fields,
     stop_reason,
     submit_choices,
     token_logprobs,
@@ -60,7 +60,7 @@ async def reply(call: Call) -> Any:
         )
         writer = ChatWriter(call, served, body, strips=chat.template.is_plain)
         if body.logprobs:
-            await served.gatherer.call(lambda: served.token_texts)
+            await served.batcher.call(lambda: served.token_texts)
         if body.stream:
             events = writer.stream(generations, len(ids))
             return EventStream(call, events, lambda: close_choices(call, served, len(ids), generations))
@@ -103,7 +103,7 @@ class ChatWriter:
     def __init__(self, call: Call, served: ServedModel, body: ChatBody, *, strips: bool) -> None:
         """`strips` removes white space around the reply, as `m.chat` does for a model without a template."""
         self.call, self.served, self.body, self.strips = call, served, body, strips
-        self.head = make_head("chatcmpl", served)
+        self.fields = make_response_fields("chatcmpl", served)
 
     def write(self, results: Sequence[GenerationResult], usage: Usage) -> ChatAnswer:
         """The whole answer."""
@@ -116,7 +116,7 @@ class ChatWriter:
             )
             for i, result in enumerate(results)
         ]
-        return ChatAnswer(self.head.id, "chat.completion", self.head.created, self.head.model, choices, usage)
+        return ChatAnswer(self.fields.id, "chat.completion", self.fields.created, self.fields.model, choices, usage)
 
     async def stream(self, generations: Sequence[Generation], num_prompt: int) -> AsyncIterator[dict[str, Any]]:
         """The answer in chunks."""
@@ -153,8 +153,8 @@ class ChatWriter:
     ) -> dict[str, Any]:
         """A chunk with one choice, or with none."""
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        head = {"id": self.head.id, "object": "chat.completion.chunk", "created": self.head.created}
-        return {**head, "model": self.head.model, "choices": [] if delta is None else [choice]}
+        head = {"id": self.fields.id, "object": "chat.completion.chunk", "created": self.fields.created}
+        return {**head, "model": self.fields.model, "choices": [] if delta is None else [choice]}
 
     def describe(self, found: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         """Log-probabilities in the form of the API, or None if they are not asked for."""

@@ -34,7 +34,7 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class AnswerHead:
+class ResponseFields:
     """What every chunk of an answer repeats."""
 
     id: str
@@ -42,9 +42,9 @@ class AnswerHead:
     model: str
 
 
-def make_head(prefix: str, served: ServedModel) -> AnswerHead:
+def make_response_fields(prefix: str, served: ServedModel) -> ResponseFields:
     """A new id, the time and the name of the model."""
-    return AnswerHead(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), served.name)
+    return ResponseFields(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), served.name)
 
 
 def find_engine(served: ServedModel) -> EngineThread:

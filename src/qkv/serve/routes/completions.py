@@ -8,7 +8,7 @@ from qkv.decode import GenerationResult, TokenLogprob, score
 from qkv.serve.http.api_error import ApiError
 from qkv.serve.http.endpoint import Call, Endpoint
 from qkv.serve.routes.choices import (
-    AnswerHead,
+    ResponseFields,
     StopReason,
     Usage,
     cancel_choices,
@@ -16,7 +16,7 @@ from qkv.serve.routes.choices import (
     count_usage,
     encode_prompt,
     find_engine,
-    make_head,
+    make_response_fields,
     stop_reason,
     submit_choices,
     token_logprobs,
@@ -106,7 +106,7 @@ async def complete(call: Call) -> Any:
         prompts = [await encode_prompt(served, text) for text in texts]
         echoes = [await make_echo(served, body, text, ids) for text, ids in zip(texts, prompts, strict=True)]
         if body.logprobs is not None and served.model.tokenizer is not None:
-            await served.gatherer.call(lambda: served.token_texts)
+            await served.batcher.call(lambda: served.token_texts)
         generations: list[Generation] = []
         if max_tokens:
             generations = await submit_choices(
@@ -137,7 +137,7 @@ async def make_echo(served: ServedModel, body: CompletionBody, text: str | list[
     scored: list[TokenLogprob | None] = [None]
     if len(ids) > 1:
         network, count = served.model.network, body.logprobs
-        scored += await served.gatherer.call(lambda: score(network, [ids[:1]], [ids[1:]], logprobs=count)[0])
+        scored += await served.batcher.call(lambda: score(network, [ids[:1]], [ids[1:]], logprobs=count)[0])
     return Echo(text, tuple(scored), tuple(ids))
 
 
@@ -147,7 +147,7 @@ class CompletionWriter:
     def __init__(self, call: Call, served: ServedModel, body: CompletionBody, echoes: Sequence[Echo]) -> None:
         """`echoes` has an entry for each choice."""
         self.call, self.served, self.body, self.echoes = call, served, body, echoes
-        self.head: AnswerHead = make_head("cmpl", served)
+        self.fields: ResponseFields = make_response_fields("cmpl", served)
 
     def write(self, results: Sequence[GenerationResult], usage: Usage) -> CompletionAnswer:
         """The whole answer."""
@@ -157,8 +157,8 @@ class CompletionWriter:
             logprobs = self.describe([*echo.logprobs, *result.logprobs[: len(result.ids)]], echo, 0)
             text = echo.text + result.text
             choices.append(CompletionChoice(i, text, logprobs, stop_reason(result.finish_reason)))
-        head = self.head
-        return CompletionAnswer(head.id, "text_completion", head.created, head.model, choices, usage)
+        fields = self.fields
+        return CompletionAnswer(fields.id, "text_completion", fields.created, fields.model, choices, usage)
 
     async def stream(self, generations: Sequence[Generation], num_prompt: int) -> AsyncIterator[CompletionAnswer]:
         """The answer in chunks."""
@@ -173,8 +173,8 @@ class CompletionWriter:
             usage = count_usage(self.call, self.served, num_prompt, generations)
             options = self.body.stream_options
             if options is not None and options.include_usage:
-                head = self.head
-                yield CompletionAnswer(head.id, "text_completion", head.created, head.model, [], usage)
+                fields = self.fields
+                yield CompletionAnswer(fields.id, "text_completion", fields.created, fields.model, [], usage)
 
     async def stream_choice(self, index: int, generation: Generation) -> AsyncIterator[CompletionAnswer]:
         """The chunks of one choice."""
@@ -195,7 +195,7 @@ class CompletionWriter:
 
     def chunk(self, choice: CompletionChoice) -> CompletionAnswer:
         """A chunk with one choice."""
-        return CompletionAnswer(self.head.id, "text_completion", self.head.created, self.head.model, [choice])
+        return CompletionAnswer(self.fields.id, "text_completion", self.fields.created, self.fields.model, [choice])
 
     def describe(self, found: Sequence[TokenLogprob | None], echo: Echo, offset: int) -> CompletionLogprobs | None:
         """Log-probabilities in the form of the API, or None if they are not asked for."""

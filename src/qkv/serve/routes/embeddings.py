@@ -63,7 +63,7 @@ async def embed(call: Call) -> EmbeddingAnswer:
         def run(several: list[str], _: Any) -> list[tuple[np.ndarray[Any, Any], int]]:
             return embed_and_count(served.model, several, body.pooling, body.too_long)
 
-        results = await served.gatherer.map(run, texts, key=("embed", body.pooling, body.too_long))
+        results = await served.batcher.map(run, texts, key=("embed", body.pooling, body.too_long))
     data = [
         EmbeddingVector("embedding", i, encode_vector(vector, body.encoding_format))
         for i, (vector, _) in enumerate(results)

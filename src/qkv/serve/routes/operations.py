@@ -118,8 +118,8 @@ def current_samples(server: ServerState) -> Iterator[Sample]:
     yield "qkv_log_lines_dropped_total", {}, server.log.num_dropped
     for name, served in server.pool.loaded.items():
         labels = {"model": name}
-        yield "qkv_unfinished", {**labels, "of": "calls"}, served.gatherer.num_unfinished
-        yield "qkv_batches_total", labels, served.gatherer.num_batches
+        yield "qkv_unfinished", {**labels, "of": "calls"}, served.batcher.num_unfinished
+        yield "qkv_batches_total", labels, served.batcher.num_batches
         if served.engine is not None:
             engine = served.engine.engine
             yield "qkv_unfinished", {**labels, "of": "generations"}, served.engine.num_unfinished

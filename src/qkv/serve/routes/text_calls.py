@@ -20,7 +20,7 @@ from qkv.serve.routes.text_answers import (
     ScoredToken,
     TagAnswer,
 )
-from qkv.serve.running.gatherer import OnProgress
+from qkv.serve.running.batcher import OnProgress
 from qkv.serve.running.pool import ServedModel
 from qkv.tasks.results import Result
 from qkv.values import Limits
@@ -150,7 +150,7 @@ async def run_call(call: Call, name: str, inputs: list[Any], options: dict[str, 
     key = (name, repr(sorted(options.items())))
     call.request.state.model = served.name
     with served.in_use():
-        return served.name, await served.gatherer.map(run, inputs, key=key)
+        return served.name, await served.batcher.map(run, inputs, key=key)
 
 
 async def translate(call: Call) -> GenerateAnswer:
@@ -204,7 +204,7 @@ async def score(call: Call) -> ScoreAnswer:
     call.request.state.model = served.name
     with served.in_use():
         pairs = list(zip(prompts, targets, strict=True))
-        results = await served.gatherer.map(lambda *inputs: score_pairs(served, *inputs), pairs, key="score")
+        results = await served.batcher.map(lambda *inputs: score_pairs(served, *inputs), pairs, key="score")
     return ScoreAnswer(served.name, results)
 
 

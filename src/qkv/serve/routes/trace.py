@@ -61,7 +61,7 @@ async def trace(call: Call) -> TraceAnswer:
         return TraceAnswer(served.name, tokens, {site: describe_site(found[site]) for site in found})
 
     with served.in_use():
-        result: TraceAnswer = await served.gatherer.call(run)
+        result: TraceAnswer = await served.batcher.call(run)
         return result
 
 

@@ -18,9 +18,9 @@ from qkv.api import Model, load
 from qkv.decode import Engine
 from qkv.errors import suggest_name
 from qkv.serve.http.api_error import ApiError
+from qkv.serve.running.batcher import DynamicBatcher
 from qkv.serve.running.engine_thread import EngineThread
 from qkv.serve.running.fair_lock import FairLock
-from qkv.serve.running.gatherer import Gatherer
 from qkv.serve.running.memory import MemoryGuard
 from qkv.serve.running.token_texts import TokenTexts
 from qkv.serve.settings import MIB, ServeSettings
@@ -47,7 +47,7 @@ class ServedModel:
         self.num_users = 0
         self._templates = ChatRenderer()
         lock = device_lock(model.device.type)
-        self.gatherer = Gatherer(
+        self.batcher = DynamicBatcher(
             name,
             gather_seconds=settings.gather_seconds,
             max_queue=settings.max_queue,
@@ -89,7 +89,7 @@ class ServedModel:
     def stop(self) -> None:
         """End the threads and the process of the model."""
         self._templates.close()
-        self.gatherer.stop()
+        self.batcher.stop()
         if self.engine is not None:
             self.engine.stop()
 

@@ -9,10 +9,10 @@ from qkv.inside import SparseAutoencoder
 from qkv.inside.look.document import VIEWS, LookOptions, document_sites, make_document
 from qkv.serve.studio.alignment import describe_alignment
 from qkv.serve.studio.answer import AnswerCache, read_text, split_pair
+from qkv.serve.studio.neurons import describe_features
 from qkv.serve.studio.next_token import describe_next
 from qkv.serve.studio.requests import MAX_TOKENS, TraceRequest
 from qkv.serve.studio.switches import list_stacks, make_edits
-from qkv.serve.studio.units import describe_features
 from qkv.tasks.run.look import list_unknown_tokens, list_unread_masks
 from qkv.tasks.run.trace import trace_text
 

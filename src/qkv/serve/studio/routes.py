@@ -1,7 +1,7 @@
 """The routes of the studio: its page, the scripts and styles, and the JSON that the page asks for.
 
-Computations run in the thread of their model (`Gatherer`), one after the other. The page is served to everyone; if the
-server has API keys, its JSON needs one.
+Computations run in the thread of their model (`DynamicBatcher`), one after the other. The page is served to everyone;
+if the server has API keys, its JSON needs one.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ from qkv.serve.http.json_body import decode_json, encode_json
 from qkv.serve.running.pool import ServedModel
 from qkv.serve.state import ServerState
 from qkv.serve.studio.document import describe_model, trace_document
+from qkv.serve.studio.neurons import find_examples
 from qkv.serve.studio.options import StudioOptions
 from qkv.serve.studio.requests import ExamplesRequest, SearchRequest, TraceRequest, parse_request
 from qkv.serve.studio.search import run_search
-from qkv.serve.studio.units import find_examples
 from qkv.serve.studio.words import leave_words_out
 
 MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
@@ -117,7 +117,7 @@ async def run_in_model(request: Request, name: str, compute: Callable[[Model], A
     request.app.state.server.pool.memory.check_request()
     with (await find_model(request, name)).in_use() as served:
         request.state.model = name
-        return await served.gatherer.call(lambda: compute(served.model))
+        return await served.batcher.call(lambda: compute(served.model))
 
 
 async def list_models(request: Request) -> dict[str, Any]:

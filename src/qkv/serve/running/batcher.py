@@ -22,7 +22,7 @@ class Abandoned(Exception):
 
 
 @dataclass(eq=False)
-class GatheredCall:
+class BatchedCall:
     """The inputs of one client. Calls with equal keys can run in one batch; a call without a key runs alone."""
 
     key: Hashable | None
@@ -45,7 +45,7 @@ class GatheredCall:
             self.loop.call_soon_threadsafe(set_result)
 
 
-class Gatherer:
+class DynamicBatcher:
     """The queue and the thread. The first call waits `gather_seconds` for others to join its batch."""
 
     def __init__(
@@ -60,8 +60,8 @@ class Gatherer:
         self.name, self.gather_seconds, self.max_queue, self.max_batch = name, gather_seconds, max_queue, max_batch
         self.num_batches = 0
         self._device_lock = device_lock
-        self._queue: deque[GatheredCall] = deque()
-        self._running: list[GatheredCall] = []
+        self._queue: deque[BatchedCall] = deque()
+        self._running: list[BatchedCall] = []
         self._changed = Condition()
         self._stopped = False
         self._thread = Thread(target=self._work, name=f"gather {name}", daemon=True)
@@ -78,7 +78,7 @@ class Gatherer:
         If the caller is cancelled, a call that still waits is removed from the queue.
         """
         loop = asyncio.get_running_loop()
-        call = GatheredCall(key, run, inputs, loop.create_future(), loop)
+        call = BatchedCall(key, run, inputs, loop.create_future(), loop)
         with self._changed:
             if self._stopped:
                 raise ApiError(503, f"model {self.name!r} was dropped", code="model_dropped", retry_after=1)
@@ -112,7 +112,7 @@ class Gatherer:
             with self._changed:
                 self._running = []
 
-    def _take_batch(self) -> list[GatheredCall]:
+    def _take_batch(self) -> list[BatchedCall]:
         """Wait for a call, and for others that can run with it. The result is empty when the thread must end."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._stopped)
@@ -138,7 +138,7 @@ class Gatherer:
                     room -= len(call.inputs)
             return self._running
 
-    def _run(self, batch: list[GatheredCall]) -> None:
+    def _run(self, batch: list[BatchedCall]) -> None:
         """Run a batch. If it fails, each call runs alone, so that one bad input does not fail the others."""
         self.num_batches += 1
 
