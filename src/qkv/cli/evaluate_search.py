@@ -70,4 +70,7 @@ def to_json(result: "SearchEvaluation") -> dict[str, Any]:
 
 def differences_to_json(differences: "Mapping[Method, Mapping[str, Difference]]") -> dict[str, Any]:
     """The JSON values of differences by method and metric."""
-    return {method: {name: asdict(one) for name, one in found.items()} for method, found in differences.items()}
+    return {
+        method: {name: asdict(difference) for name, difference in found.items()}
+        for method, found in differences.items()
+    }

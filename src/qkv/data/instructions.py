@@ -14,7 +14,7 @@ def make_chat(record: Record) -> Record:
 
     >>> from qkv.data.records import FileLocation
     >>> fields = {"instruction": "Add.", "input": "1 and 2", "response": "3"}
-    >>> [one["content"] for one in make_chat(Record(fields, FileLocation("train.json"))).fields["messages"]]
+    >>> [message["content"] for message in make_chat(Record(fields, FileLocation("train.json"))).fields["messages"]]
     ['Add.\\n\\n1 and 2', '3']
     """
     question: Any = record.fields["instruction"]

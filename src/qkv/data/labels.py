@@ -49,7 +49,7 @@ def clean_labels(records: Iterable[Record], field: str, problems: Problems) -> I
     for record in records:
         value = record.fields.get(field, [])
         try:
-            label = [label_text(one, name) for one in value] if isinstance(value, list) else label_text(value, name)
+            label = [label_text(item, name) for item in value] if isinstance(value, list) else label_text(value, name)
         except InvalidRecord as invalid:
             problems.leave_out(invalid, record.location)
             continue

@@ -152,7 +152,9 @@ class Problems:
 
     def note_empty_file(self, location: FileLocation) -> None:
         """Report an empty file, unless it has been reported as broken: then it only seems to be empty."""
-        if not any(one.severity == "broken" and location.file in one.files for one in self.categories.values()):
+        if not any(
+            category.severity == "broken" and location.file in category.files for category in self.categories.values()
+        ):
             self.note("empty file", location, "the file is empty")
 
     def broken_file(self, category: str, location: FileLocation, reason: str) -> None:
@@ -167,7 +169,10 @@ class Problems:
 
     def summary(self) -> ProblemSummary:
         """The problems found so far, the most severe first."""
-        listed = [(SEVERITIES.index(one.severity), -one.count, one.category) for one in self.categories.values()]
+        listed = [
+            (SEVERITIES.index(category.severity), -category.count, category.category)
+            for category in self.categories.values()
+        ]
         worst_first = tuple(self.categories[name] for _, _, name in sorted(listed))
         return ProblemSummary(self.num_seen, self.num_invalid, self.max_invalid_fraction, worst_first)
 
@@ -192,7 +197,7 @@ class Problems:
             category.samples.append(ProblemSample(location.file, location.line, reason))
 
     def _check_broken(self) -> None:
-        broken = [one for one in self.categories.values() if one.severity == "broken"]
+        broken = [category for category in self.categories.values() if category.severity == "broken"]
         if broken and self.max_invalid_fraction < 1:
             first = broken[0].samples[0]
             raise TooManyProblems(

@@ -102,7 +102,7 @@ class DataSurvey:
     @property
     def unit(self) -> str:
         """The unit of lengths and padding."""
-        return "tokens" if any(one.tokens for one in self.fields) else "characters"
+        return "tokens" if any(field.tokens for field in self.fields) else "characters"
 
     def to_dict(self) -> dict[str, Any]:
         """The survey as JSON values, for `--json`."""
@@ -137,7 +137,7 @@ def survey_files(
     fields = tuple(counter.finish(name) for name, counter in counters.items())
     file_surveys = tuple(_survey_each_file(files, examples_by_file))
     texts = _text_fields(fields)
-    is_aligned = any(one.format == "aligned" for one in file_surveys)
+    is_aligned = any(file.format == "aligned" for file in file_surveys)
     is_pair = len(texts) == 2 and (set(texts) == PAIR_FIELDS or is_aligned)
     return DataSurvey(
         files=file_surveys,
@@ -218,10 +218,10 @@ def text_content(value: Any) -> str | None:
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value:
-        if all(isinstance(one, str) for one in value):
+        if all(isinstance(item, str) for item in value):
             return " ".join(value)
-        if all(isinstance(one, dict) for one in value):
-            return "\n".join(inner for one in value for inner in one.values() if isinstance(inner, str))
+        if all(isinstance(item, dict) for item in value):
+            return "\n".join(inner for item in value for inner in item.values() if isinstance(inner, str))
     return None
 
 
@@ -231,7 +231,7 @@ def _value_type(value: Any) -> str:
     if isinstance(value, int | float):
         return "number"
     if isinstance(value, list):
-        return "texts" if value and all(isinstance(one, str) for one in value) else "list"
+        return "texts" if value and all(isinstance(item, str) for item in value) else "list"
     return "other"
 
 
@@ -281,7 +281,7 @@ def _estimate_padding(
     example_lengths: list[dict[str, int]], texts: tuple[str, ...], is_pair: bool, max_length: int, batch_size: int
 ) -> PaddingEstimate:
     """Estimate the padding. Both texts of a pair are packed together; the texts of other examples are concatenated."""
-    lengths = np.array([[one.get(name, 0) for name in texts] for one in example_lengths], np.int64)
+    lengths = np.array([[counts.get(name, 0) for name in texts] for counts in example_lengths], np.int64)
     lengths = lengths.reshape(-1, len(texts))
     max_lengths: tuple[int, ...] = (max_length,)
     if is_pair:

@@ -17,7 +17,7 @@ def is_text_list(value: Any) -> TypeGuard[list[str]]:
     >>> is_text_list(["A sentence.", "Another one."]), is_text_list("A sentence."), is_text_list([1])
     (True, False, False)
     """
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def join_text_list(texts: list[str], name: str, meaning: ListMeaning) -> str:

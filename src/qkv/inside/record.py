@@ -102,7 +102,7 @@ class RecordingTap(EditTap):
         sites = (sites,) if isinstance(sites, str) else tuple(sites)
         if sites == DEFAULT_SITES:
             known = list_sites(config)
-            sites = tuple(one for one in sites if any(fnmatchcase(name, one) for name in known))
+            sites = tuple(site for site in sites if any(fnmatchcase(name, site) for name in known))
         patterns = check_sites(config, sites)
         super().__init__(check_edits(config, edits), [pattern for pattern in patterns if pattern != LOGITS], heads)
         self.records_logits = any(fnmatchcase(LOGITS, pattern) for pattern in patterns)
@@ -142,7 +142,7 @@ def _trace_batch(
             tap.store(LOGITS, network(inputs, tap=tap))
         else:
             network.hidden(inputs, tap=tap)
-    types = [None] * len(examples) if token_type_ids is None else [tuple(one) for one in token_type_ids]
+    types = [None] * len(examples) if token_type_ids is None else [tuple(type_ids) for type_ids in token_type_ids]
     return [
         _split_trace(network.config, example, types[row], row, tap, tokenizer) for row, example in enumerate(examples)
     ]

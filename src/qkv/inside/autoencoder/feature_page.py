@@ -125,7 +125,7 @@ def _feature_section(feature: FeatureSummary) -> str:
 
 
 def _tokens(effects: tuple[TokenEffect, ...]) -> str:
-    return " ".join(f'<code class="promoted">{_visible(one.text.replace(" ", "␣"))}</code>' for one in effects)
+    return " ".join(f'<code class="promoted">{_visible(effect.text.replace(" ", "␣"))}</code>' for effect in effects)
 
 
 def _example_item(example: ActivatingExample, largest: float) -> str:

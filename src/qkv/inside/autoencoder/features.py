@@ -45,16 +45,16 @@ def summarise_features(
             tokenizer=tokenizer,
             batch_size=batch_size,
         )
-    alive = [one for one in found.values() if one.examples and one.examples[0].value > 0]
-    alive.sort(key=lambda one: (one.active_fraction > 0.1, -one.examples[0].value))
+    alive = [feature for feature in found.values() if feature.examples and feature.examples[0].value > 0]
+    alive.sort(key=lambda feature: (feature.active_fraction > 0.1, -feature.examples[0].value))
     has_effect = network.head.config.kind in ("lm", "mlm") and site.startswith(
         "encoder" if network.config.decoder is None else "decoder"
     )
     has_effect = has_effect and site.endswith(("resid_pre", "resid_mid", "resid_post", "mlp_out", "attn_out"))
     summaries = []
-    for one in alive[:max_features]:
-        direction = autoencoder.decoder[one.unit].detach()
+    for feature in alive[:max_features]:
+        direction = autoencoder.decoder[feature.unit].detach()
         effect = direction_effect(network, direction, tokenizer, num_tokens=8) if has_effect else None
-        active = tuple(example for example in one.examples if example.value > 0)
-        summaries.append(FeatureSummary(one.unit, one.active_fraction, active, effect))
+        active = tuple(example for example in feature.examples if example.value > 0)
+        summaries.append(FeatureSummary(feature.unit, feature.active_fraction, active, effect))
     return FeatureReport(site, tuple(summaries), autoencoder.config.features, report)

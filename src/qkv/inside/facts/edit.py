@@ -60,7 +60,7 @@ def find_value_change(model: FactModel, world: FactWorld, fact: Fact, value: str
     other questions about the same person are kept: their KL divergence is part of the loss.
     """
     changed = world.prompts([fact], range(EDIT_TEMPLATES))
-    kept = [one for one in world.facts if one.person == fact.person and one.relation != fact.relation]
+    kept = [other for other in world.facts if other.person == fact.person and other.relation != fact.relation]
     prompts = changed + world.prompts(kept)
     ids, last, subject, _ = model.encode(prompts)
     rows, target = torch.arange(len(ids)), torch.full((len(changed),), model.token(value))
@@ -126,8 +126,8 @@ class EditReport:
 def measure_edit(model: FactModel, edited: FactModel, world: FactWorld, fact: Fact, value: str) -> EditReport:
     """Measure an edit: on paraphrases that the edit has not seen, and on all other facts."""
     paraphrases = world.prompts([fact], range(EDIT_TEMPLATES, len(TEMPLATES[fact.relation])))
-    others = [one for one in world.facts if one != fact]
-    same_person = [one for one in others if one.person == fact.person]
+    others = [other for other in world.facts if other != fact]
+    same_person = [other for other in others if other.person == fact.person]
     return EditReport(
         success=float((edited.answers(paraphrases) == model.token(value)).float().mean()),
         others_changed=changed_fraction(model, edited, world.prompts(others)),
@@ -151,11 +151,11 @@ def measure_edits(
     """
     generator, reports = random.Random(seed), []
     for fact in generator.sample(world.facts, min(num_edits, len(world.facts))):
-        value = generator.choice([one for one in VALUES[fact.relation] if one != fact.value])
+        value = generator.choice([candidate for candidate in VALUES[fact.relation] if candidate != fact.value])
         edited = edit_fact(model, world, fact, value, generator.choice(layers))
         reports.append(measure_edit(model, edited, world, fact, value))
     return EditReport(
-        success=sum(one.success for one in reports) / len(reports),
-        others_changed=sum(one.others_changed for one in reports) / len(reports),
-        same_person_changed=sum(one.same_person_changed for one in reports) / len(reports),
+        success=sum(report.success for report in reports) / len(reports),
+        others_changed=sum(report.others_changed for report in reports) / len(reports),
+        same_person_changed=sum(report.same_person_changed for report in reports) / len(reports),
     )

@@ -103,7 +103,7 @@ def describe_masks(kind: AttentionKind, layers: Sequence[int]) -> tuple[list[dic
     distinct = sorted(set(windows))
     masks = []
     for window in distinct:
-        shared = [layer for layer, one in zip(layers, windows, strict=True) if one == window]
+        shared = [layer for layer, layer_window in zip(layers, windows, strict=True) if layer_window == window]
         masks.append(describe_mask(kind.mask(shared[0]), shared))
     return masks, [distinct.index(window) for window in windows]
 

@@ -163,14 +163,17 @@ def add_roles(attention: Sequence[dict[str, Any]], trace: Trace) -> None:
 
     The role is the largest of them, if it is more than half of the weight.
     """
-    found = {(one.site, one.head): one for one in head_summaries(trace)}
+    found = {(head_summary.site, head_summary.head): head_summary for head_summary in head_summaries(trace)}
     for part in attention:
         activation = "cross_pattern" if part["name"] == "cross" else "pattern"
         for layer, summaries in zip(part["layers"], part["summaries"], strict=True):
             for head, summary in zip(part["heads"], summaries, strict=True):
-                one = found[f"{part['queries']}.{layer}.{activation}", head]
-                weights = {"previous token": one.previous_token, "first token": one.first_token}
-                weights |= {"special tokens": one.separator, "token after an earlier copy": one.induction}
+                head_summary = found[f"{part['queries']}.{layer}.{activation}", head]
+                weights = {"previous token": head_summary.previous_token, "first token": head_summary.first_token}
+                weights |= {
+                    "special tokens": head_summary.separator,
+                    "token after an earlier copy": head_summary.induction,
+                }
                 roles = {name: round(weight, 4) for name, weight in weights.items() if weight is not None}
                 best = max(roles, key=lambda name: roles[name])
                 summary["roles"] = roles
@@ -232,9 +235,9 @@ def describe_model(
     size = f"{stack.layers} layers, {stack.heads} heads, width {stack.width}"
     if config.family == "seq2seq" and config.encoder is not None:
         size = f"{config.encoder.layers} + {size}"
-    title = options.title or " → ".join(join_text(one, tokenizer, name) for name, one in tokens.items())
+    title = options.title or " → ".join(join_text(sequence, tokenizer, name) for name, sequence in tokens.items())
     subtitle = f"{options.model_name}: {FAMILY_NAMES[config.family]}, {config.head.kind} head, {size}"
-    words = {name: group_words(one, tokenizer) for name, one in tokens.items()}
+    words = {name: group_words(sequence, tokenizer) for name, sequence in tokens.items()}
     return start_document(title, subtitle, tokens, words) | {"notes": list(options.notes)}
 
 

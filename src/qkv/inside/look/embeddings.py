@@ -39,7 +39,7 @@ def describe_embedding(
     if embedding.norm is not None or embedding.project is not None or len(parts) > 1:
         name_of_sum = "sum" if embedding.norm is None else "sum, normed"
         parts.append((f"{name_of_sum}: input of layer 0", residual))
-    norms = {name: [round(one, 4) for one in values.float().norm(dim=-1).tolist()] for name, values in parts}
+    norms = {name: [round(norm, 4) for norm in values.float().norm(dim=-1).tolist()] for name, values in parts}
     described: list[dict[str, Any]] = [
         {"name": name, "values": _packed(values), "norms": norms[name]} for name, values in parts
     ]

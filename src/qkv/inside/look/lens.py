@@ -31,7 +31,9 @@ def describe_lens(network: Network, trace: Trace, tokenizer: Tokenizer | None) -
     used = torch.cat([reading.top_ids.flatten(), reading.target_ids]).unique().tolist()
     return {
         "sequence": stack,
-        "layers": ["embedding" if one.endswith("resid_pre") else f"layer {one.split('.')[1]}" for one in reading.sites],
+        "layers": [
+            "embedding" if site.endswith("resid_pre") else f"layer {site.split('.')[1]}" for site in reading.sites
+        ],
         "vocabulary": {str(i): token_text(i, side) for i in used},
         "target_name": "next token" if stack == "decoder" else "final prediction",
         "target_ids": reading.target_ids.tolist(),

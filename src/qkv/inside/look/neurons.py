@@ -46,7 +46,7 @@ def describe_units(activations: Tensor) -> dict[str, Any]:
     return {
         "size": size,
         "neurons": chosen.tolist(),
-        "peaks": [round(one, 4) for one in peaks[chosen].tolist()],
+        "peaks": [round(peak, 4) for peak in peaks[chosen].tolist()],
         "peak_positions": positions[chosen].tolist(),
         "activations": pack_signed(shown.numpy()),
         "token_neurons": pack(neurons.to(torch.int32).numpy()),

@@ -66,12 +66,12 @@ def describe_hypotheses(
     return {
         "hypotheses": [
             {
-                "text": hypothesis_text(steps, parents, one, target),
-                "logprob": round(one.logprob, 6),
-                "score": round(one.score, 6),
-                "length": one.length,
+                "text": hypothesis_text(steps, parents, hypothesis, target),
+                "logprob": round(hypothesis.logprob, 6),
+                "score": round(hypothesis.score, 6),
+                "length": hypothesis.length,
             }
-            for one in finished
+            for hypothesis in finished
         ],
         "best": {"step": finished[0].step, "index": finished[0].index} if finished else None,
     }
@@ -98,7 +98,7 @@ def find_finished(steps: list[SearchStep], options: GenerationOptions) -> list[F
             if candidate.kept and (candidate.ended or s + 1 == options.max_tokens):
                 score = candidate.score / length_divisor(options, s + 1)
                 finished.append(FinishedHypothesis(s, n, candidate.score, score))
-        finished.sort(key=lambda one: -one.score)  # a stable sort: of equal ones, the earlier one is better
+        finished.sort(key=lambda hypothesis: -hypothesis.score)  # stable: of equal hypotheses, the earlier is better
         del finished[options.beam :]
     return finished
 

@@ -24,12 +24,12 @@ def start_document(
         "sequences": {
             name: {
                 "label": SEQUENCE_LABELS[name] if len(tokens) > 1 else "Text",
-                "ids": list(one.ids),
-                "texts": list(one.texts),
-                "special": list(one.special),
+                "ids": list(sequence.ids),
+                "texts": list(sequence.texts),
+                "special": list(sequence.special),
                 "words": list(words[name]),
             }
-            for name, one in tokens.items()
+            for name, sequence in tokens.items()
         },
         "rounding": {"pattern": WEIGHT_ERROR},
         "views": ["tokens"],

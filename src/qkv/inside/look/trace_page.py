@@ -29,9 +29,9 @@ def look_at_trace(values: Mapping[str, Tensor], tokens: Mapping[str, TokenList],
             ("cross", "decoder", "encoder"),
         )
     ]
-    found = [one for one in attention if one is not None]
-    title = " → ".join(join_tokens(one) for one in tokens.values())
-    words = {name: range(len(one)) for name, one in tokens.items()}
+    found = [view for view in attention if view is not None]
+    title = " → ".join(join_tokens(sequence) for sequence in tokens.values())
+    words = {name: range(len(sequence)) for name, sequence in tokens.items()}
     names = [*list(values)[:MAX_SITES], *["…"] * (len(values) > MAX_SITES)]
     document = start_document(title, f"Trace of {len(values)} sites: {', '.join(names)}", tokens, words)
     document["footer"] = "Made by Trace in qkv.inside; Model.look shows more."

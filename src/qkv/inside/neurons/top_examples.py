@@ -177,7 +177,7 @@ class Ranking:
         for column, unit in enumerate(self.units):
             listed = [self._example(row, column, tokenizer) for row in range(self.num_examples)]
             fraction = float(self.active[column]) / max(self.num_tokens, 1)
-            found[unit] = UnitExamples(unit, tuple(one for one in listed if one is not None), fraction)
+            found[unit] = UnitExamples(unit, tuple(example for example in listed if example is not None), fraction)
         return found
 
     def _example(self, row: int, column: int, tokenizer: Tokenizer | None) -> ActivatingExample | None:

@@ -90,12 +90,12 @@ def direction_logits(network: Network, direction: Tensor) -> Tensor:
         raise UsageError(f"this model has a {head.config.kind} head, which does not predict tokens")
     norm = stack.norm if stack.norm is not None else stack.blocks[-1].ffn_sub.norm
     x = direction.float()
-    for one in (norm, *(part for part in (head.dense, head.norm) if part is not None)):
-        if isinstance(one, nn.Linear):
-            x = x @ one.weight.float().T
+    for module in (norm, *(part for part in (head.dense, head.norm) if part is not None)):
+        if isinstance(module, nn.Linear):
+            x = x @ module.weight.float().T
             continue
-        if isinstance(one, nn.LayerNorm):
+        if isinstance(module, nn.LayerNorm):
             x = x - x.mean(-1, keepdim=True)
-        gain = getattr(one, "weight", None)
+        gain = getattr(module, "weight", None)
         x = x if gain is None else x * gain.float()
     return (x * head.scale) @ head.out.weight.float().T

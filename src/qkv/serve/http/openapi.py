@@ -138,7 +138,7 @@ def _render_type(schema: dict[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(map(_render_type, schema["anyOf"]))
     if "enum" in schema:
-        return " or ".join(f"<code>{escape(one)}</code>" for one in schema["enum"])
+        return " or ".join(f"<code>{escape(value)}</code>" for value in schema["enum"])
     if schema.get("type") == "array":
         return f"list of {_render_type(schema['items'])}"
     limits = [f"{name} {schema[name]:,}" for name in schema if name.startswith(("min", "max"))]

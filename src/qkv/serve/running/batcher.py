@@ -146,7 +146,7 @@ class DynamicBatcher:
             if all(call.future.cancelled() for call in batch):
                 raise Abandoned
 
-        inputs = [one for call in batch for one in call.inputs]
+        inputs = [text for call in batch for text in call.inputs]
         try:
             with self._device_lock:
                 check()
