@@ -15,6 +15,7 @@ from qkv.blocks.attention import SelfAttention, make_attention
 from qkv.blocks.block import Block
 from qkv.blocks.parts import PARTS
 from qkv.blocks.position import Rotary
+from qkv.blocks.recurrent import RecurrentStack
 from qkv.decode import GenerationOptions, generate
 from qkv.decode.backend import REFERENCE, choose_backend
 from qkv.inside.sites import list_sites
@@ -22,6 +23,7 @@ from qkv.models import Config, build
 from qkv.models.tables.summary import summarise_model
 from qkv.store.export_ctranslate2 import unsupported_settings
 from qkv.tasks.prepare.memory import stack_bytes
+from qkv.train.parallel.tensor_parallel import check_divisible
 
 PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
 SIZE: dict[str, Any] = {"vocab_size": 12, "width": 16, "layers": 2, "heads": 2, "ffn_width": 24, "max_positions": 64}
@@ -38,8 +40,7 @@ kind = "char"
 [model]
 width = 16
 layers = 2
-heads = 2
-feedforward = "squared"
+{keys}
 [objective]
 kind = "causal_lm"
 [train]
@@ -110,6 +111,13 @@ class Gained(Block):
         return super().forward(x, *arguments, **named) * self.gain
 
 
+class Minimal(RecurrentStack):
+    """A whole stack: a GRU whose outputs count twice."""
+
+    def forward(self, *arguments: Any, **named: Any) -> Tensor:
+        return 2 * super().forward(*arguments, **named)
+
+
 def attention(config: Any, *, cross: bool = False) -> nn.Module:
     return make_attention(config, cross=True) if cross else Doubled(config)
 
@@ -121,6 +129,7 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
     "slow": ("position", {"build": Slow, "place": "rotation", "options": {"base": 100.0}}),
     "near": ("position", {"build": Near, "place": "scores"}),
     "gained": ("block", {"build": Gained}),
+    "minimal": ("block", {"build": Minimal, "options": {"layer": "GRU"}, "sites": ["state"], "is_stack": True}),
     "squared": ("feedforward", {}),  # the example of CONTRIBUTING.md
 }
 
@@ -143,7 +152,8 @@ def registered() -> Iterator[None]:
 
 
 def config_with(name: str) -> Config:
-    stack = qkv.StackConfig(**{**SIZE, "position": "none", OWN[name][0]: name})
+    size = {**SIZE, "heads": 0, "ffn_width": 0} if name == "minimal" else SIZE
+    stack = qkv.StackConfig(**{**size, "position": "none", OWN[name][0]: name})
     head = qkv.HeadConfig(kind="lm", outputs=12)
     return Config(decoder=stack, head=head, pad_token_id=0, decoder_start_token_id=2, eos_token_ids=(1,))
 
@@ -162,7 +172,9 @@ def test_a_part_of_ones_own_changes_the_network_and_decodes_as_it_computes(name:
     model = qkv.Model(config, build(config, dtype=torch.float64).eval(), None)
     network: Any = model.network
     torch.manual_seed(0)
-    plain = replace(config, decoder=replace(config.decoder, **{slot: next(iter(PARTS[slot]))}))
+    plain = replace(
+        config, decoder=replace(config.decoder, **{slot: "gru" if name == "minimal" else next(iter(PARTS[slot]))})
+    )
     assert log_probs(build(plain, dtype=torch.float64).eval(), [4, 8]) != pytest.approx(log_probs(network, [4, 8]))
     assert choose_backend(network, GenerationOptions()) is REFERENCE
     result = generate(network, [PROMPT], GenerationOptions(max_tokens=6, min_tokens=6))[0]
@@ -223,13 +235,15 @@ def test_a_part_has_its_own_sites(tmp_path: Path) -> None:
     assert tap["decoder.1.squared"].min() >= 0
 
 
-def test_a_recipe_trains_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["feedforward", "block"])
+def test_a_recipe_trains_it(key: str, tmp_path: Path) -> None:
+    keys = {"feedforward": 'heads = 2\nfeedforward = "squared"', "block": 'block = "minimal"'}[key]
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 60)
-    (tmp_path / "recipe.toml").write_text(RECIPE.format(folder=tmp_path))
+    (tmp_path / "recipe.toml").write_text(RECIPE.format(folder=tmp_path, keys=keys))
     model = qkv.train(tmp_path / "recipe.toml")
     loaded = qkv.load(tmp_path / "run")
-    assert loaded.config.stack.feedforward == "squared"
-    assert loaded.config.stack.ffn_width == 4 * 16, "a part that is not gated"
+    assert getattr(loaded.config.stack, key) == keys.split('"')[1]
+    assert loaded.config.stack.ffn_width == (4 * 16 if key == "feedforward" else 16), "a part that is not gated"
     assert loaded.generate("the ", max_tokens=5).text == model.generate("the ", max_tokens=5).text
 
 
@@ -249,7 +263,7 @@ def test_what_is_refused(call: Callable[[], Any], message: str) -> None:
 
 
 @pytest.mark.parametrize("format", ["hf", "ctranslate2"])
-@pytest.mark.parametrize("name", ["", *OWN])
+@pytest.mark.parametrize("name", ["", *(name for name in OWN if name != "minimal")])
 def test_an_export_is_refused_with_a_reason(name: str, format: str, tmp_path: Path) -> None:
     gpt2 = {"position": "learned", "feedforward": "gelu_tanh", "init": "scaled"}
     own = {OWN[name][0]: name} if name else {}
@@ -264,6 +278,12 @@ def test_an_export_is_refused_with_a_reason(name: str, format: str, tmp_path: Pa
     else:
         assert unsupported_settings(config) == []
     assert (tmp_path / "out").exists() == (name == "" and format == "hf")
+
+
+@pytest.mark.parametrize("name", ["doubled", "gained", "squared"])
+def test_tensor_parallelism_splits_built_in_parts_only(name: str) -> None:
+    with pytest.raises(qkv.UsageError, match="not a built-in part"):
+        check_divisible(build(config_with(name), device="meta"), 2)
 
 
 def test_a_folder_that_needs_a_part_says_so(tmp_path: Path) -> None:

@@ -22,14 +22,14 @@ from qkv.blocks.cost import PartCost
 from qkv.blocks.parts import register_part
 
 if TYPE_CHECKING:
-    from qkv.blocks.cache import CrossCache, EncoderMemory, RecurrentCache, SelfCache
+    from qkv.blocks.cache import CrossCache, EncoderMemory, SelfCache
     from qkv.blocks.embedding import Embedding
     from qkv.blocks.head import Head, pool
     from qkv.blocks.init import initialise
     from qkv.blocks.inputs import Inputs, Payload, as_inputs
     from qkv.blocks.kernels.prepared import KernelHints
     from qkv.blocks.mask import Mask, SequenceLayout, make_layout, positions_in_documents
-    from qkv.blocks.recurrent import RecurrentStack
+    from qkv.blocks.recurrent import RecurrentCache, RecurrentStack
     from qkv.blocks.stack import Stack, make_stack
     from qkv.blocks.tap import Tap
 
@@ -42,7 +42,7 @@ NEED_TORCH = {
     "KernelHints": "qkv.blocks.kernels.prepared",
     "Mask": "qkv.blocks.mask",
     "Payload": "qkv.blocks.inputs",
-    "RecurrentCache": "qkv.blocks.cache",
+    "RecurrentCache": "qkv.blocks.recurrent",
     "RecurrentStack": "qkv.blocks.recurrent",
     "SelfCache": "qkv.blocks.cache",
     "SequenceLayout": "qkv.blocks.mask",

@@ -28,7 +28,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.checkpoint import checkpoint
 
 from qkv.blocks.attention import pattern
-from qkv.blocks.cache import CrossCache, EncoderMemory, RecurrentCache, State
+from qkv.blocks.cache import CrossCache, EncoderMemory
 from qkv.blocks.config import StackConfig
 from qkv.blocks.document_order import DocumentOrder, SourceDocuments, find_sources, order_documents
 from qkv.blocks.kernels.prepared import NO_HINTS, KernelHints
@@ -37,6 +37,8 @@ from qkv.blocks.tap import Tap
 
 LAYERS: dict[str, type[nn.RNNBase]] = {"RNN": nn.RNN, "GRU": nn.GRU, "LSTM": nn.LSTM}
 CELLS: dict[str, type[nn.RNNCellBase]] = {"RNN": nn.RNNCell, "GRU": nn.GRUCell, "LSTM": nn.LSTMCell}
+State = tuple[Tensor, ...]
+"""The state of a recurrent layer, (B, C) each: h, and the cell c of an LSTM."""
 
 
 class RecurrentLayer(nn.Module):
@@ -94,6 +96,60 @@ class AttentiveLayer(nn.Module):
             weights.append(weight)
         last = tuple(torch.cat(parts) for parts in zip(state, *reversed(ended), strict=True))
         return torch.cat(outputs), last, torch.cat(weights)
+
+
+class RecurrentCache:
+    """The state of each recurrent layer after the tokens so far. Each sequence is one document, possibly padded."""
+
+    def __init__(
+        self,
+        layers: int,
+        batch_size: int,
+        width: int,
+        num_states: int,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size = {batch_size} of a cache must be at least 1")
+        zeros = torch.zeros(batch_size, width, device=device, dtype=dtype)
+        self.states: list[State] = [tuple(zeros.clone() for _ in range(num_states)) for _ in range(layers)]
+        self.lengths = torch.zeros(batch_size, device=device, dtype=torch.long)  # tokens without padding
+        self.has_empty_rows = True  # whether a sequence may have no token yet
+
+    @property
+    def batch_size(self) -> int:
+        """The number of sequences."""
+        return self.lengths.shape[0]
+
+    def next_positions(self, ids: Tensor, document_ids: Tensor | None) -> Tensor:
+        """Return the positions (B, T) of new tokens: each sequence continues after its last token."""
+        real = torch.ones_like(ids) if document_ids is None else (document_ids != 0).long()
+        return (self.lengths[:, None] + real.cumsum(dim=1) - 1).clamp(min=0)
+
+    def read(self, layer: int, rows: Tensor) -> State:
+        """Return the state of a layer for some sequences. A sequence without tokens has a state of zeros."""
+        return tuple(state[rows] for state in self.states[layer])
+
+    def write(self, layer: int, rows: Tensor, state: State) -> None:
+        """Store the state of a layer for some sequences."""
+        for old, new in zip(self.states[layer], state, strict=True):
+            old[rows] = new.to(old.dtype)
+
+    def advance(self, rows: Tensor, num_tokens: Tensor, *, is_padded: bool) -> None:
+        """Count the new tokens of some sequences. Raise if a sequence occurs twice: it would have two documents."""
+        if is_padded and len(rows.unique()) < len(rows):
+            raise ValueError(
+                "a sequence with a cache must be one document: leave out the cache, or unpack the documents"
+            )
+        self.lengths[rows] += num_tokens
+        self.has_empty_rows = is_padded and bool((self.lengths == 0).any())
+
+    def reorder(self, rows: Tensor) -> None:
+        """Make sequence r a copy of sequence `rows[r]`. There may be more or fewer sequences than before."""
+        self.states = [tuple(state[rows] for state in states) for states in self.states]
+        self.lengths = self.lengths[rows]
 
 
 class RecurrentStack(nn.Module):

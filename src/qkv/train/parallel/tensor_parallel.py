@@ -26,21 +26,40 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from qkv.blocks import RecurrentStack, Stack
-from qkv.blocks.attention import Attention, SelfAttention
+from qkv.blocks import Stack
+from qkv.blocks.attention import Attention, CrossAttention, SelfAttention
 from qkv.blocks.block import Block
+from qkv.blocks.feedforward import FeedForward
 from qkv.errors import UsageError
 from qkv.train.parallel.row_order import RowOrder
 
+SPLIT_PARTS = {
+    "block": (Block,),
+    "attention": (SelfAttention,),
+    "cross": (CrossAttention, type(None)),
+    "ffn": (FeedForward,),
+}
+"""The parts of a block, with the classes that can be split."""
+
 
 def check_divisible(network: nn.Module, tensor_size: int) -> None:
-    """Raise if there are no blocks, if heads or hidden units do not divide evenly, or if a matrix is no `nn.Linear`."""
-    if any(isinstance(module, RecurrentStack) for module in network.modules()):
+    """Raise if there are no blocks, if heads or hidden units do not divide evenly, or if a part cannot be split."""
+    stacks = [module for module in network.modules() if isinstance(module, Stack)]
+    if not stacks:
         raise UsageError(
             f"train.tensor_parallel = {tensor_size} splits Transformer blocks, but this model has recurrent layers; "
             'set train.tensor_parallel = 1 and train.parallel = "ddp"'
         )
-    for stack in (module for module in network.modules() if isinstance(module, Stack)):
+    for stack in stacks:
+        for block in stack.blocks:
+            parts = {"block": block, **dict(block.named_children())}
+            for name, known in SPLIT_PARTS.items():
+                if type(part := parts.get(name)) not in known:
+                    raise UsageError(
+                        f"train.tensor_parallel = {tensor_size} cannot split the {stack.name}'s {name}, which is a "
+                        f"{type(part).__name__} and not a built-in part; set train.tensor_parallel = 1, and save "
+                        'memory with train.parallel = "fsdp" instead'
+                    )
         for name in ("heads", "kv_heads", "ffn_width"):
             if (value := getattr(stack.config, name)) % tensor_size:
                 raise UsageError(
