@@ -15,7 +15,7 @@ from pathlib import Path
 
 import qkv
 from qkv.tasks.run.complete import Completer
-from qkv.tasks.task import TextModel
+from qkv.tasks.text_model import TextModel
 
 
 def time_keystrokes(

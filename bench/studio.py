@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from qkv.serve.studio.answer import AnswerCache
 
 import qkv
 from qkv.serve.http.json_body import encode_json
-from qkv.serve.studio.answer import AnswerCache
 from qkv.serve.studio.document import trace_document
 from qkv.serve.studio.requests import TraceRequest, parse_request
 

@@ -18,7 +18,7 @@ from qkv.data.records import FileLocation, Record
 from qkv.errors import QkvError
 from qkv.tasks import metrics
 from qkv.tasks.evaluate import evaluate
-from qkv.tasks.task import Evaluation
+from qkv.tasks.evaluation import Evaluation
 from qkv.tasks.train import TrainingResult, open_recipe
 from qkv.tasks.train import train as train_recipe
 from qkv.train.recipe.toml import format_value

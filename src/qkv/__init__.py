@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from qkv.blocks import HeadConfig, PartCost, RotaryScaling, StackConfig, Tap, register_part
     from qkv.models import Config, build
     from qkv.search import Index, open_index
+    from qkv.tasks.table import register_task
     from qkv.text import Tokenizer
 
 __version__ = "0.1.0"
@@ -41,6 +42,7 @@ _LAZY_MODULES = {
     "register_part": "qkv.blocks",
     "Tap": "qkv.blocks",
     "Tokenizer": "qkv.text",
+    "register_task": "qkv.tasks.table",
 }
 
 __all__ = [
@@ -61,6 +63,7 @@ __all__ = [
     "new",
     "open_index",
     "register_part",
+    "register_task",
     "report",
     "train",
 ]

@@ -30,15 +30,18 @@ from qkv.models import Config, Network, build
 from qkv.models.tables import presets
 from qkv.progress import OnProgress
 from qkv.tasks.calls import TaskCalls, stream_batches
-from qkv.tasks.evaluate import evaluate, find_task
+from qkv.tasks.evaluate import evaluate
+from qkv.tasks.evaluation import Evaluation
 from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES
-from qkv.tasks.run.embed import TOO_LONG_CHOICES, embed_texts
 from qkv.tasks.run.example_batches import batches
 from qkv.tasks.run.generate import make_generation_options, prompt_ids
-from qkv.tasks.run.long_texts import check_too_long, handle_long_texts
-from qkv.tasks.task import Evaluation, TextModel
+from qkv.tasks.run.long_texts import handle_long_texts
+from qkv.tasks.table import find_task
+from qkv.tasks.text_model import TextModel
+from qkv.tasks.verbs.embed import EmbedOptions, embed_texts
 from qkv.text import Tokenizer
 from qkv.train.run import load as run_models
+from qkv.values import PYTHON, read
 
 if TYPE_CHECKING:  # imported in the methods that need them, so that `qkv run` answers sooner
     from qkv.inside import Edit, Trace
@@ -331,7 +334,7 @@ class Model(TaskCalls):
             )
         if pooling is not None and pooling not in POOLINGS:
             raise UsageError(f"pooling = {pooling!r} is unknown; choose from {', '.join(POOLINGS)}")
-        check_too_long(too_long, TOO_LONG_CHOICES)
+        options = read(EmbedOptions, {"too_long": too_long}, notation=PYTHON)
         if self.config.head.kind != "embed" and pooling is None:
             raise UsageError(
                 f"this model has a {self.config.head.kind} head, not one for embeddings; "
@@ -351,7 +354,7 @@ class Model(TaskCalls):
                 raise UsageError(f"texts[{number}] is {describe_value(text)}, not a text; give a list of strings")
         vectors, lengths = embed_texts(model, listed, batch_size, pooling=pooling, longest_first=False)
         if pooling is None:
-            handle_long_texts(listed, lengths, self.config, too_long, TOO_LONG_CHOICES)
+            handle_long_texts(listed, lengths, self.config, options)
         return vectors[0] if isinstance(texts, str) else vectors
 
     @overload
@@ -500,7 +503,7 @@ class Model(TaskCalls):
         `columns` maps fields to columns, `limit` is the maximum number of records, and `resamples` is the number of
         bootstrap samples of the confidence intervals (0: none). The columns of a table without a header line are
         guessed; a note on the guess is logged, and is in `.notes` of the result. Other options are the fields of
-        `qkv.tasks.task.EvaluationOptions`, such as `beam`. `first.compare(second)` compares the evaluations of two
+        the task's `EvalOptions`, such as `beam`. `first.compare(second)` compares the evaluations of two
         models on the same data.
         """
         from qkv.tasks.evaluation_records import load_records

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from qkv.tasks.results import GeneratedText
+from qkv.tasks.run.generated_text import GeneratedText
 from qkv.tasks.run.translation.processors import FindLinks, Part, TextProcessor
-from qkv.tasks.task import TextModel
+from qkv.tasks.text_model import TextModel
 from qkv.text.sentences import CharSpan
 from qkv_translation.capitals import lower_capitals, write_capitals
 from qkv_translation.lost_numbers import StandIns, has_more_numbers, replace_lost_numbers

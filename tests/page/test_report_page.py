@@ -13,7 +13,7 @@ from qkv.tasks.report.data import DataReport
 from qkv.tasks.report.errors import ErrorReport
 from qkv.tasks.report.leakage import Leak, LeakageReport
 from qkv.tasks.report.learning_curve import CurvePoint, Gain, LearningCurve
-from qkv.tasks.report.score import JudgedRecord, LengthGroup, Measured, ScoreReport
+from qkv.tasks.report.score import LengthGroup, Measured, ScoredRecord, ScoreReport
 from qkv.train.run.curves import RunCurves
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -22,7 +22,7 @@ SECTIONS = ["next", "score", "training", "classes", "errors", "data", "curve"]
 
 def make_report() -> RunReport:
     """A report with all parts."""
-    wrong = JudgedRecord("valid.tsv:3", f"a text {HOSTILE}", "bad", "good", 0.0, 0.97, "bad")
+    wrong = ScoredRecord("valid.tsv:3", f"a text {HOSTILE}", "bad", "good", 0.0, 0.97, "bad")
     classes = {
         name: {"f1": 0.8, "precision": 0.9, "recall": 0.7, "expected": 50, "predicted": 40} for name in ("good", "bad")
     }

@@ -12,7 +12,7 @@ from prepare_samples import sample_files, sample_recipe
 from qkv.data import InMemoryExamples
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.stream.random_bits import EpochRng
-from qkv.tasks.evaluate import find_task
+from qkv.tasks.table import find_task
 from qkv.tasks.train import train
 from qkv.text import Tokenizer
 
@@ -35,7 +35,7 @@ def test_the_example_trains_to_a_model_with_a_task(copying: Any, tmp_path: Path)
     trained = train(sample_recipe(tmp_path, "copying", file="book.txt", train={"device": "cpu"}))
     assert trained.run_end.step == 2
     assert trained.config.family == "seq2seq"
-    assert find_task(trained.config).name == "text_to_text"
+    assert find_task(trained.config).name == "translate"
     assert np.isfinite(trained.run_end.metrics["loss"])
 
 

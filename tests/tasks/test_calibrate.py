@@ -11,9 +11,9 @@ import qkv
 from qkv.errors import UsageError
 from qkv.tasks.calibrate import MIN_RECORDS, calibrate, calibration_error, fit_temperature, fit_threshold
 from qkv.tasks.evaluate import evaluate
-from qkv.tasks.judges.labels import LabelJudge
-from qkv.tasks.run.classify import class_probabilities
-from qkv.tasks.task import TextModel
+from qkv.tasks.run.logits import class_probabilities
+from qkv.tasks.text_model import TextModel
+from qkv.tasks.verbs.classify import LabelScorer
 
 LABELS = qkv.HeadConfig(kind="classify", labels=("a", "b", "c"))
 
@@ -171,7 +171,13 @@ def test_only_the_label_of_the_training_is_out_of_scope() -> None:
     assert "out of scope, because the model does not have these labels: 'none'" in found.notes
     assert "labels that the model does not have, counted as wrong: 'x', 'y'" in found.notes
     assert evaluate(*parts_of(made), records(texts[:1])).metrics["accuracy"] == 1.0
-    assert [LabelJudge(made.config).expected(one) for one in records(texts)] == ["(out of scope)", "a", "b", "x", "y"]
+    assert [LabelScorer(made.config, []).expected(one) for one in records(texts)] == [
+        "(out of scope)",
+        "a",
+        "b",
+        "x",
+        "y",
+    ]
 
 
 @pytest.mark.parametrize("known", ["none", ""], ids=["new", "from before it was kept"])

@@ -13,10 +13,10 @@ from task_models import decoder, encoder, model, seq2seq, stack
 import qkv
 from qkv.decode import score
 from qkv.errors import UsageError
-from qkv.tasks.evaluate import TASKS
-from qkv.tasks.results import GeneratedText
+from qkv.tasks.run.generated_text import GeneratedText
 from qkv.tasks.run.translation.parts import join_parts
 from qkv.tasks.run.translation.processors import Part
+from qkv.tasks.table import TASKS
 from qkv.text import Tokenizer
 
 CLASSES = ("bad", "good", "so so")
@@ -125,7 +125,7 @@ def test_a_model_of_another_task_says_what_it_is_and_can_do(call: str) -> None:
 
 def test_every_call_that_errors_name_exists() -> None:
     for task in TASKS.values():
-        assert all(hasattr(qkv.Model, name.split()[0]) for name in task.calls)
+        assert all(name in TASKS or hasattr(qkv.Model, name.split()[0]) for name in (task.name, *task.calls))
 
 
 def test_an_iterator_of_texts_gives_vectors() -> None:
@@ -286,7 +286,7 @@ def test_top_threshold_and_temperature() -> None:
     assert (above.label, above.probability) == (None, full.probability)
     assert above.summary().startswith("(none)")
     for wrong in ({"threshold": 2}, {"threshold": "high"}, {"top": -1}, {"top": 1.5}):
-        with pytest.raises(UsageError, match=f"{next(iter(wrong))} = .*: must be"):
+        with pytest.raises(UsageError, match=f"{next(iter(wrong))} = .* must be"):
             made.classify("the fox", **wrong)
     logits = np.log(list(full.probabilities.values()))
     head = qkv.HeadConfig(kind="classify", labels=CLASSES, temperature=2.0)
@@ -353,7 +353,7 @@ def test_entities_are_merged_and_offsets_are_exact(monkeypatch: pytest.MonkeyPat
     def tags(_: Any, sentences: Any, *rest: Any) -> list[list[tuple[str, float]]]:
         return [[(by_word.get(word, "O"), 0.5) for word in words] for words in sentences]
 
-    monkeypatch.setattr("qkv.tasks.run.tag.predict_tags", tags)
+    monkeypatch.setattr("qkv.tasks.verbs.tag.predict_tags", tags)
     text = "👩🏽\u200d🚀 Zoë de\u0301 Anna, in\n 𝔓aris!"
     result = made.tag(text)
     assert [(one.text, one.label) for one in result.entities] == [("Zoë de\u0301 Anna", "PER"), ("𝔓aris", "LOC")]
@@ -377,16 +377,16 @@ PASSAGE = "Anna runs over the lazy dog and the quick brown fox jumps in Paris wi
 
 def test_questions_and_contexts_are_paired() -> None:
     made = encoder(SPAN)
-    single = made.answer("who?", PASSAGE, no_answer=False)
-    assert made.answer(("who?", PASSAGE), no_answer=False) == single
-    assert made.answer(["who?", "where?"], PASSAGE, no_answer=False)[0] == single
-    assert made.answer("who?", [PASSAGE, "the fox"], no_answer=False)[0] == single
-    assert made.answer(["who?"], [PASSAGE], no_answer=False) == [single]
-    assert list(made.answer(iter([("who?", PASSAGE)]), no_answer=False)) == [single]
-    assert next(made.answer(iter(["who?"]), PASSAGE, no_answer=False)) == single
+    single = made.answer("who?", PASSAGE, must_answer=True)
+    assert made.answer(("who?", PASSAGE), must_answer=True) == single
+    assert made.answer(["who?", "where?"], PASSAGE, must_answer=True)[0] == single
+    assert made.answer("who?", [PASSAGE, "the fox"], must_answer=True)[0] == single
+    assert made.answer(["who?"], [PASSAGE], must_answer=True) == [single]
+    assert list(made.answer(iter([("who?", PASSAGE)]), must_answer=True)) == [single]
+    assert next(made.answer(iter(["who?"]), PASSAGE, must_answer=True)) == single
     with pytest.raises(UsageError, match="2 questions for 1 contexts"):
         made.answer(["a", "b"], [PASSAGE])
-    with pytest.raises(UsageError, match=r"m\.answer needs a passage"):
+    with pytest.raises(UsageError, match=r"m\.answer needs the context, too: write m\.answer\(question, context\)"):
         made.answer("who?")
     with pytest.raises(UsageError, match="context must be a text, or a list or an iterator of texts, got 3"):
         made.answer("who?", 3)
@@ -404,7 +404,7 @@ def test_answers_do_not_overlap_and_probabilities_add_up(max_positions: int) -> 
     spans = sorted((one.start, one.end) for one in answers if one.text)
     assert all(before[1] <= after[0] for before, after in pairwise(spans))
     assert all(context[one.start : one.end] == one.text for one in answers if one.text)
-    always = made.answer("who?", context, no_answer=False)
+    always = made.answer("who?", context, must_answer=True)
     assert always.probability > max(one.probability for one in answers if one.text) - 1e-12
 
 
@@ -453,7 +453,7 @@ def test_masks_that_are_far_apart_are_each_read_with_the_text_around_them() -> N
 
 def test_options_of_translate_that_cannot_be_are_refused() -> None:
     made = seq2seq()
-    with pytest.raises(UsageError, match="prefix must be a text"):
+    with pytest.raises(UsageError, match=r"prefix = \['the', 'a'\] must be a string"):
         made.translate(["a fox", "a dog"], prefix=["the", "a"])
     with pytest.raises(UsageError, match="top = 3 needs a beam search, which does not sample"):
         made.translate("a fox", top=3, temperature=0.5)

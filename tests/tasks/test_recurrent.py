@@ -14,7 +14,7 @@ from qkv.blocks import Inputs
 from qkv.errors import QkvError, UsageError
 from qkv.inside import logit_attribution, logit_lens, rollout, vocabulary_effect, zero_ablate
 from qkv.tasks.run.complete import Completer
-from qkv.tasks.task import TextModel
+from qkv.tasks.text_model import TextModel
 from qkv.tasks.train import train
 
 KINDS = {"seq2seq": "lstm", "causal_lm": "gru", "classification": "rnn", "tagging": "lstm"}

@@ -6,21 +6,13 @@ from typing import Any
 
 import pytest
 
-from qkv.tasks.results import (
-    Answer,
-    ClassPrediction,
-    Completion,
-    FilledText,
-    GeneratedText,
-    LabelsPrediction,
-    Result,
-    ScorePrediction,
-    Suggestion,
-    TaggedEntity,
-    TaggedText,
-    TaggedWord,
-    WordLink,
-)
+from qkv.tasks.results import Result
+from qkv.tasks.run.generated_text import GeneratedText, WordLink
+from qkv.tasks.verbs.answer import Answer
+from qkv.tasks.verbs.classify import ClassPrediction, LabelsPrediction, ScorePrediction
+from qkv.tasks.verbs.complete import Completion, Suggestion
+from qkv.tasks.verbs.fill import FilledText
+from qkv.tasks.verbs.tag import TaggedEntity, TaggedText, TaggedWord
 
 EVIL = "<script>alert(1)</script> & co"
 TAGGED = TaggedText(EVIL, [TaggedWord(EVIL[:8], "B-X", 0.9, 0, 8)], [TaggedEntity(EVIL[:8], "<X>", 0.9, 0, 8)])

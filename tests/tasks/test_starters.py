@@ -21,12 +21,14 @@ from qkv.tasks.prepare.sources import open_sources
 from qkv.tasks.starters.files import first_records, guess_columns
 from qkv.tasks.starters.recipe import starter_recipe
 from qkv.tasks.starters.sizes import MIN_STEPS, SIZES, Machine, choose_size
-from qkv.tasks.starters.table import STARTERS
+from qkv.tasks.table import find_starters
 from qkv.text import Tokenizer
 from qkv.train.adapt import freeze
 from qkv.train.recipe.check import check_recipe
 from qkv.train.recipe.recipe_file import loads, read
 from qkv.train.recipe.schema import Recipe
+
+STARTERS = find_starters()
 
 
 @pytest.fixture(scope="module")

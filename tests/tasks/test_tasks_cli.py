@@ -18,10 +18,9 @@ import qkv
 from qkv import cli
 from qkv.blocks import Inputs
 from qkv.cli.run import print_result
-from qkv.cli.train import FALLBACK_INPUTS, PAIR_INPUT, example_input
-from qkv.tasks.results import Answer
-from qkv.tasks.run import classify
-from qkv.tasks.task import TextModel
+from qkv.cli.train import PAIR_INPUT, example_input
+from qkv.tasks.table import TASKS
+from qkv.tasks.verbs.answer import Answer
 
 HEADS = {
     "classify": qkv.HeadConfig(kind="classify", labels=("fox", "dog")),
@@ -227,7 +226,7 @@ def test_a_classifier_is_compared_with_a_linear_svm_on_the_same_data(
     assert values["baseline"]["accuracy"] == pytest.approx(1 / 3)
     out, _ = said(capsys, [*command, "--no-baseline"])
     assert "SVM" not in out
-    monkeypatch.setattr("qkv.tasks.baseline.find_spec", lambda name: None)
+    monkeypatch.setattr("qkv.tasks.baselines.find_spec", lambda name: None)
     assert json.loads(said(capsys, [*command, "--json"])[0])["baseline"] == {}
     monkeypatch.undo()
     monkeypatch.chdir(files)
@@ -423,7 +422,7 @@ def test_lines_say_what_the_model_says(models: Path, capsys: pytest.CaptureFixtu
     assert said(capsys, ["run", str(models / "tag"), "Anna runs"])[0].splitlines()[0] == shown
     vector = qkv.load(models / "embed").run("fox")
     found = [float(number) for number in said(capsys, ["run", str(models / "embed"), "fox"])[0].split()]
-    assert found == pytest.approx(vector.tolist(), rel=1e-4)
+    assert found == pytest.approx(vector.vector, rel=1e-4)
 
 
 def test_options_for_writing_are_refused_where_nothing_is_written(
@@ -473,9 +472,9 @@ def test_a_model_that_knows_sentences_reads_them(models: Path, capsys: pytest.Ca
     assert "1 of 1 texts were read in several parts" in err
     assert "--no-sentences" in err
     assert "in several parts" not in said(capsys, [*command, "--sentences"])[1]
-    whole = said(capsys, ["run", str(models / "text_to_text"), *command[2:]])
-    assert said(capsys, [*command, "--no-sentences"])[0] == whole[0]
-    assert "parts" not in json.loads(whole[0])
+    whole = made.translate("a fox. A dog", sentences=False, max_tokens=4)
+    assert json.loads(said(capsys, [*command, "--no-sentences"])[0]) == {"input": "a fox. A dog", **whole.to_dict()}
+    assert not whole.parts
     _, err = said(capsys, ["run", str(models / "classify"), "fox", "--no-sentences"], code=2)
     assert "--no-sentences is for a model that generates a text for a text" in err
 
@@ -529,8 +528,6 @@ def test_long_documents_are_summarised(
     models: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     folder, text = str(models / "text_to_text"), "the fox runs over it. " * 30
-    _, err = said(capsys, ["run", folder, text, "--max-tokens", "2"], code=2)
-    assert "shorten it, or add --too-long split" in err
     out, err = said(capsys, ["run", folder, text, "--max-tokens", "2", "--too-long", "split", "--json"])
     expected = qkv.load(folder).summarise(text, max_tokens=2)
     assert json.loads(out)["text"] == expected.text
@@ -540,7 +537,8 @@ def test_long_documents_are_summarised(
     assert out == f"{expected.parts[0].summary()}\n"
     assert "1 of 1 texts are too long: only their beginnings were summarised" in caplog.text
     _, err = said(capsys, ["run", folder, text, "--too-long", "split", "--align"], code=2)
-    assert "--too-long is for summaries, which have no --align; remove one of them" in err
+    assert "--align and --too-long do not go together" in err
+    assert "translate has --align, summarise has --too-long" in err
 
 
 def test_a_decoder_suggests_completions(
@@ -552,7 +550,7 @@ def test_a_decoder_suggests_completions(
     assert len(expected.suggestions) == 3
     assert json.loads(said(capsys, [*call, "--json"])[0])["suggestions"] == expected.to_dict()["suggestions"]
     _, err = said(capsys, [*call, "--temperature", "0.5"], code=2)
-    assert "--temperature with --top 3: the 3 most likely completions of a text are found without sampling" in err
+    assert "--temperature with --top: the most likely completions of a text are found without sampling" in err
     monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(b"the lazy\n\na dog\n")))
     out, _ = said(capsys, [*call[:2], *call[3:], "--json"])
     assert [len(json.loads(line).get("suggestions") or []) for line in out.splitlines()] == [3, 0, 3]
@@ -636,13 +634,13 @@ def test_what_was_learnt_is_seen(tmp_path: Path, capsys: pytest.CaptureFixture[s
         optimizer.step()
         optimizer.zero_grad()
     assert accuracy("after") > 0.95
-    (label,) = classify.run(TextModel(made.network, tokenizer, made.config), ["the lazy fox"])
+    label = qkv.Model(made.config, made.network, tokenizer).classify("the lazy fox")
     assert (label.label, label.probability > 0.9) == ("fox", True)
 
 
 @pytest.mark.parametrize("task", ["answer", "fill", "classify", "pairs", "text_to_text"])
 def test_what_training_says_to_try_runs_even_without_a_short_text(models, files, capsys, task):
-    given = example_input(None, PAIR_INPUT if task == "pairs" else FALLBACK_INPUTS.get(task, ""))
+    given = example_input(None, PAIR_INPUT if task == "pairs" else TASKS[task].example_input if task in TASKS else "")
     task = "classify" if task == "pairs" else task
     text = subprocess.run(["bash", "-c", f"printf %s {given}"], capture_output=True, text=True, check=True).stdout
     out, _ = said(capsys, ["run", str(models / task), text])

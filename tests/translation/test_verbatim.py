@@ -12,7 +12,7 @@ from qkv.data import FileLocation, Record
 from qkv.data.objectives.table import RequiredTokens
 from qkv.errors import UsageError
 from qkv.tasks.prepare.tokenizer import add_symbols, train_tokenizer
-from qkv.tasks.results import GeneratedText, WordLink
+from qkv.tasks.run.generated_text import GeneratedText, WordLink
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import SYMBOLS_KEY
 from qkv.text.words import split_words
@@ -258,7 +258,7 @@ def test_alignments_point_to_the_words_of_a_sentence_that_the_model_reads_in_ano
 
 @pytest.mark.parametrize("name", ["sentences", "align"])
 def test_a_flag_is_no_text(name: str) -> None:
-    with pytest.raises(UsageError, match=f"{name} = 'no': must be True or False"):
+    with pytest.raises(UsageError, match=f"{name} = 'no' must be True or False"):
         EN_FR.translate("Hello.", **{name: "no"})
 
 

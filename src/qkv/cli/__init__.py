@@ -10,51 +10,61 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from cyclopts import CycloptsError
+from cyclopts import App, CycloptsError
 
-from qkv.cli import (
-    chat,
-    data,
-    doctor,
-    evaluate,
-    look,
-    models,
-    report,
-    run,
-    search,
-    serve,
-    studio,
-    train,
-)  # importing a file registers its commands
+from qkv import __version__
 from qkv.cli.openmp import BUSY_FRACTION, fraction_in_use, limit_spinning
 from qkv.cli.plugins import register_plugins
-from qkv.cli.shared import app
+from qkv.cli.shared import HELP, fast_imports
 from qkv.errors import QkvError, shorten
+from qkv.render.console import NoColorConsole
 
-__all__ = [
-    "app",
-    "chat",
-    "data",
-    "doctor",
-    "evaluate",
-    "look",
-    "main",
-    "models",
-    "report",
-    "run",
-    "run_command",
-    "search",
-    "serve",
-    "studio",
-    "train",
-]
+COMMANDS = {
+    "run": "qkv.cli.run:run",
+    "train": "qkv.cli.train:train",
+    "init": "qkv.cli.train:init",
+    "data": "qkv.cli.data:data",
+    "eval": "qkv.cli.evaluate:evaluate",
+    "report": "qkv.cli.report:report",
+    "chat": "qkv.cli.chat:chat",
+    "info": "qkv.cli.models:info",
+    "models": "qkv.cli.models:list_models",
+    "import": "qkv.cli.models:import_",
+    "export": "qkv.cli.models:export",
+    "look": "qkv.cli.look:look",
+    "doctor": "qkv.cli.doctor:doctor",
+    "studio": "qkv.cli.studio:studio",
+    "index": "qkv.cli.search:index",
+    "search": "qkv.cli.search:search",
+    "serve": "qkv.cli.serve:serve",
+    "new-key": "qkv.cli.serve:new_key",
+    "verify-resume": "qkv.cli.train:verify_resume",
+}
+"""The function of each command, which is imported when the command is called or when `qkv --help` lists it."""
+RUN_SUMMARY = "Run a model on texts: generate text, classify, tag, answer, embed, or fill masks."
+"""The help of `qkv run` in the list of commands: its module needs torch, which would make `qkv --help` slow."""
+
+
+def make_app(arguments: Sequence[str]) -> App:
+    """The app with the command that is called, or with all commands, which are then only listed."""
+    app = App(name="qkv", help=HELP, version=__version__, help_format="plaintext", console=NoColorConsole())
+    name = next((argument for argument in arguments if not argument.startswith("-")), "")
+    for command, path in COMMANDS.items():
+        if command == name == "run":
+            with fast_imports():
+                from qkv.cli.run import run
+            app.command(run)
+        else:
+            app.command(path, name=command, **({"help": RUN_SUMMARY} if command == "run" else {}))
+    register_plugins(app, arguments)
+    return app
 
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        register_plugins(app, arguments)
+        app = make_app(arguments)
         app(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         command = " ".join(["qkv", *(error.command_chain or ())])

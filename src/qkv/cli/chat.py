@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from qkv.cli.shared import Device, Int8, Json, app, check_minimum, fast_imports
+from qkv.cli.shared import Device, Int8, Json, check_minimum, fast_imports
 from qkv.errors import QkvError, UsageError
 from qkv.files import replace_nonfinite
 
@@ -27,7 +27,6 @@ Ctrl-C          stop an answer
 Ctrl-D          end"""
 
 
-@app.command
 def chat(
     model: str,
     /,
@@ -79,10 +78,10 @@ def chat(
         raise QkvError("there is no input, because stdin is closed; write messages to stdin, one per line")
     with fast_imports():
         from qkv import api
-        from qkv.tasks.evaluate import TASKS, find_task
+        from qkv.tasks.table import TASKS, find_task
 
     loaded = api.load(model, device=device)
-    task, language = find_task(loaded.config), TASKS["language"]
+    task, language = find_task(loaded.config), TASKS["complete"]
     if task != language:
         raise UsageError(
             f"qkv chat needs a model that {language.description}, but {model} is a model that {task.description}; "

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from qkv.cli.shared import Json, StdoutConsole, StringList, app, check_minimum, print_json
+from qkv.cli.shared import Json, StdoutConsole, StringList, check_minimum, print_json
 from qkv.errors import UsageError
 from qkv.files import to_path
 
 
-@app.command
 def data(
     *files: str,
     valid: StringList = None,

@@ -1,9 +1,8 @@
 """`qkv doctor`: does a model compute what it should, and can it learn?"""
 
-from qkv.cli.shared import Json, StdoutConsole, app, print_json
+from qkv.cli.shared import Json, StdoutConsole, print_json
 
 
-@app.command
 def doctor(name: str, /, *overrides: str, json: Json = False) -> None:
     """Check a model or a recipe: leaks, gradients, tied weights, KV cache, tokenizer, dead neurons, learning rate.
 

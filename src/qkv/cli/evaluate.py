@@ -14,7 +14,6 @@ from qkv.cli.shared import (
     Json,
     StdoutConsole,
     StringList,
-    app,
     check_minimum,
     fast_imports,
     print_json,
@@ -25,13 +24,12 @@ from qkv.cli.shared import (
 from qkv.errors import UsageError
 
 if TYPE_CHECKING:
+    from qkv.tasks.evaluation import Evaluation
     from qkv.tasks.metrics import Difference
-    from qkv.tasks.task import Evaluation
 
 DEFAULT_SAMPLES = 5
 
 
-@app.command(name="eval")
 def evaluate(
     model: str,
     /,
@@ -118,7 +116,8 @@ def evaluate(
         from qkv.render.progress import progress_bar
         from qkv.search.folder import is_index
         from qkv.tasks.evaluate import evaluate as evaluate_model
-        from qkv.tasks.evaluate import find_task
+        from qkv.tasks.evaluate import has_option
+        from qkv.tasks.table import find_task
 
     check_minimum("beam", beam, 1)
     for option, value in {"limit": limit, "batch-size": batch_size, "samples": samples, "resamples": resamples}.items():
@@ -169,7 +168,7 @@ def evaluate(
                     loaded.config,
                     records,
                     batch_size=batch_size,
-                    beam=beam,
+                    **({"beam": beam} if has_option(task, "beam") else {}),
                     progress=progress,
                     metrics=metric or (),
                     max_samples=samples,
@@ -185,7 +184,7 @@ def evaluate(
         print_notes(source.describe(), str(problems.summary()).splitlines())
     if len(models) == 2:
         return compare_results(models, results, described, json)
-    scores = source.evaluate_baseline(records, results[0]) if baseline else {}
+    scores = source.evaluate_baseline(loaded.config, records, results[0]) if baseline else {}
     if json:
         print_json(to_json(model, results[0]) | described | {"baseline": scores})
     else:

@@ -10,7 +10,9 @@ from qkv.errors import QkvError, UsageError
 
 if TYPE_CHECKING:
     from qkv.data import Problems, Record
-    from qkv.tasks.task import Evaluation, Task
+    from qkv.models import Config
+    from qkv.tasks.evaluation import Evaluation
+    from qkv.tasks.task import Task
     from qkv.train.recipe.schema import DataSection, Recipe
 
 
@@ -99,14 +101,16 @@ class EvaluationSource:
         print_notes(self.describe(), notes)
         return records, problems
 
-    def evaluate_baseline(self, records: "list[Record]", result: "Evaluation") -> dict[str, float]:
+    def evaluate_baseline(self, config: "Config", records: "list[Record]", result: "Evaluation") -> dict[str, float]:
         """The metrics of a simple classifier that is trained on the run's data; {} if there is none."""
-        from qkv.tasks.baseline import evaluate_baseline
+        from qkv.tasks.baselines import evaluate_baseline
+        from qkv.tasks.table import find_task
 
-        if self.recipe is None:
+        scorer = find_task(config).find_scorer(config, records)
+        if self.recipe is None or scorer is None:
             return {}
         try:
-            return evaluate_baseline(self.recipe, records, list(result.metrics))
+            return evaluate_baseline(scorer, self.recipe, records, list(result.metrics))
         except QkvError as error:
             print_notes(self.model, [f"no baseline was trained: {error}"])
             return {}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from qkv.cli.shared import Device, Json, StdoutConsole, StringList, app, check_minimum, fast_imports, print_notes
+from qkv.cli.shared import Device, Json, StdoutConsole, StringList, check_minimum, fast_imports, print_notes
 from qkv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ SUFFIXES = (".html", ".svg", ".json")
 Mask = Annotated[bool, Parameter(name="--mask", negative=())]
 
 
-@app.command
 def look(
     model: str,
     /,

@@ -4,11 +4,10 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from qkv.cli.shared import Json, StdoutConsole, app, check_minimum, fast_imports, print_json, print_notes, print_result
+from qkv.cli.shared import Json, StdoutConsole, check_minimum, fast_imports, print_json, print_notes, print_result
 from qkv.errors import UsageError, suggest_name
 
 
-@app.command
 def info(model: str, /, *, context: int | None = None, json: Json = False) -> None:
     """Show the parameters, FLOPs and memory of a model.
 
@@ -72,7 +71,6 @@ def _show_presets(json: bool) -> None:
         print(f"{name:<18} {FAMILY_NAMES[model.family]:<16} {format_count(model.total):>14}")
 
 
-@app.command(name="models")
 def list_models(*, json: Json = False) -> None:
     """List the models that can be used by name: the bundled models, which come with qkv, and the runs in ./runs.
 
@@ -91,7 +89,6 @@ def list_models(*, json: Json = False) -> None:
         print_models(found, StdoutConsole())
 
 
-@app.command(name="import")
 def import_(model: str, /, out: Path | None = None, *, json: Json = False) -> None:
     """Turn a Hugging Face folder, a hub id or a GGUF file into a qkv model folder.
 
@@ -120,7 +117,6 @@ def import_(model: str, /, out: Path | None = None, *, json: Json = False) -> No
     )
 
 
-@app.command
 def export(
     model: str, folder: Path, /, *, format: Literal["hf", "ctranslate2", "onnx"] = "hf", json: Json = False
 ) -> None:

@@ -3,11 +3,10 @@
 import math
 from pathlib import Path
 
-from qkv.cli.shared import Device, Json, StdoutConsole, app, check_minimum, print_json, print_notes
+from qkv.cli.shared import Device, Json, StdoutConsole, check_minimum, print_json, print_notes
 from qkv.errors import UsageError
 
 
-@app.command
 def report(
     run: str,
     /,

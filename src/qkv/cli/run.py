@@ -1,69 +1,92 @@
-"""`qkv run`: run a model on texts."""
+"""`qkv run`: run a model on texts. The options of all tasks become flags (`make_flags`)."""
 
 import json as json_format
 import sys
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import field, fields, make_dataclass
 from inspect import signature
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal, get_origin
 
 from cyclopts import Parameter
 
+from qkv.api import Model, load
+from qkv.cli.input_lines import InputLines
 from qkv.cli.run_notes import WHY_LONG_PARTS, WHY_SENTENCES, RunNotes
 from qkv.cli.shared import (
     Int4,
     Int8,
     Json,
     StringList,
-    app,
     check_minimum,
-    fast_imports,
     print_notes,
     quantize_model,
     weight_precision,
 )
-from qkv.errors import ContextLengthError, UsageError
+from qkv.decode import GenerationOptions
+from qkv.errors import UsageError
 from qkv.files import replace_nonfinite
+from qkv.models import Config
+from qkv.progress import OnProgress
+from qkv.tasks.calls import TaskCall
+from qkv.tasks.run.generated_text import GeneratedText
+from qkv.tasks.table import TASKS, find_task, supported_tasks
+from qkv.tasks.task import Task
+from qkv.values import FieldInfo, find_fields
+from qkv.values.types import is_union, strip_notes
 
-if TYPE_CHECKING:
-    from qkv.api import Model
-    from qkv.cli.input_lines import InputLines
-    from qkv.progress import OnProgress
-    from qkv.tasks.results import Completion
-    from qkv.tasks.task import Task
-
-TASK_OPTIONS: dict[str, tuple[str, ...]] = {
-    "text_to_text": ("top", "sentences", "align", "prefix", "too_long"),
-    "language": ("top",),
-    "fill": ("top", "too_long"),
-    "classify": ("top", "threshold", "too_long"),
-    "tag": (),
-    "answer": ("top", "must_answer"),
-    "embed": ("too_long",),
-}
-"""The options of `qkv run` that are for some tasks only."""
+GENERATION_FLAGS = ("max_tokens", "beam", "temperature", "top_k", "top_p", "seed", "stop", "draft")
+"""The flags of `run` itself that are for models that generate text."""
 
 
-@app.command
+def make_flags() -> Any:
+    """The options of all tasks as one dataclass of flags. A flag that is not given is None."""
+    rows: dict[str, list[tuple[Task, FieldInfo]]] = {}
+    for task in TASKS.values():
+        for option in find_fields(task.Options):
+            if not option.is_hidden and option.key not in GENERATION_FLAGS:
+                rows.setdefault(option.key, []).append((task, option))
+    made = []
+    for name, users in rows.items():
+        texts = dict.fromkeys(option.description for _, option in users)
+        shown = [
+            f"{'/'.join(task.name for task, option in users if option.description == text)}: {text}" for text in texts
+        ]
+        kind = flag_type(users[0][1].type)
+        negative = () if kind is bool and users[0][1].default is False else None
+        made.append(
+            (name, Annotated[kind | None, Parameter(help=" ".join(shown), negative=negative)], field(default=None))
+        )
+    flags = make_dataclass("Flags", made, kw_only=True, frozen=True)
+    flags.__module__ = __name__  # cyclopts does not look into the classes of the standard library
+    return flags
+
+
+def flag_type(expected: Any) -> Any:
+    """The type of a flag: of a union the first type, and text for named choices, which the task checks."""
+    bare, _ = strip_notes(expected)
+    if is_union(bare):
+        return flag_type(bare.__args__[0])
+    if get_origin(bare) is list:
+        return list[str]
+    return str if get_origin(bare) is Literal else bare
+
+
+Flags = make_flags()
+
+
 def run(
     model: str,
     /,
     *texts: str,
-    max_tokens: int = 64,
+    max_tokens: int | None = None,
     beam: int = 1,
     temperature: float = 0.0,
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int | None = None,
     stop: StringList = None,
-    top: int = 0,
-    threshold: float | None = None,
-    too_long: str = "",
-    sentences: bool | None = None,
-    align: Annotated[bool, Parameter(negative=())] = False,
-    prefix: str = "",
-    must_answer: Annotated[bool, Parameter(negative=())] = False,
     draft: str | None = None,
+    flags: Annotated[Flags | None, Parameter(name="*")] = None,  # type: ignore[valid-type]
     batch_size: int = 16,
     device: str = "cpu",
     int8: Int8 = False,
@@ -75,9 +98,9 @@ def run(
     A decoder continues each text; an encoder-decoder produces a target for each source. The result of a single text
     keeps its line breaks; several texts have one line each. If no texts are given, the command reads lines from stdin
     and writes one line for each, in order. Output comes in chunks of several batches; with --batch-size 1 it comes line
-    by line. On a terminal, a single text is streamed while it is generated, unless the model reads sentence by
-    sentence. A pair (a question and its context, or two texts to classify) is one line with a tab between the two
-    texts. A tagger lists the entities below each text of the command line; for lines on stdin, add --json.
+    by line. On a terminal, a single text is streamed while a decoder generates it. A pair (a question and its context,
+    or two texts to classify) is one line with a tab between the two texts. A tagger lists the entities below each text
+    of the command line; for lines on stdin, add --json.
 
     Examples:
         qkv run en-fr "The cat chased the mouse."
@@ -95,7 +118,8 @@ def run(
     texts
         Prompts, source texts of an encoder-decoder, or texts to classify, tag or embed.
     max_tokens
-        Maximum number of new tokens. Sentence by sentence, the default depends on the length of the sentence.
+        Maximum number of new tokens. By default, a decoder generates 64, and 8 for each suggestion of --top; the
+        maximum of an encoder-decoder depends on the length of the source.
     beam
         Number of beams; 1 for no beam search.
     temperature
@@ -108,24 +132,6 @@ def run(
         Seed for sampling; the same seed gives the same text.
     stop
         A string at which generation stops; may be given several times.
-    top
-        Number of results: hypotheses of a beam search, classes, answers, words for a mask, or, of a decoder,
-        suggestions of at most 8 tokens (--max-tokens) that complete the text; 0 for the default. For lines on stdin,
-        add --json.
-    threshold
-        Probability that a class must have; below it, the text has no class (out of scope).
-    too_long
-        What happens to a text that is too long to classify or embed: error (the default) or truncate; split into parts,
-        to classify it. To fill in masks: window (the default), which reads the text around them, or error.
-    sentences
-        Encoder-decoders: generate sentence by sentence, for texts of any length. The default for a model that was
-        trained on pairs of sentences, such as en-fr.
-    align
-        Encoder-decoders: list the source word that each generated word depends on most. For lines on stdin, add --json.
-    prefix
-        Encoder-decoders: the text that the output must begin with.
-    must_answer
-        Question answering: return the most likely span even if "no answer" is more likely.
     draft
         Speculative decoding, one text at a time: the folder of a smaller model with the same tokenizer, or "lookup".
     batch_size
@@ -137,95 +143,102 @@ def run(
     int4
         Quantize the linear layers to int4, in groups of 32 weights: half the memory of int8, less precise.
     """
-    with fast_imports():
-        from qkv.api import load
-        from qkv.cli.input_lines import InputLines
-        from qkv.decode import GenerationOptions
-        from qkv.tasks.evaluate import find_task
-
     check_minimum("batch-size", batch_size, 1)
-    check_minimum("top", top, 0)
     precision = weight_precision(int8, int4)
-    options: dict[str, Any] = {"max_tokens": max_tokens, "beam": beam, "temperature": temperature, "top_k": top_k}
-    options |= {"top_p": top_p, "seed": seed, "stop": stop}
-    GenerationOptions(**{**options, "stop": tuple(stop or ())}).check_values()  # an error before the model is loaded
-    if draft is not None and beam > 1:
-        raise UsageError(f"--draft with --beam {beam}: speculative decoding has no beam search; leave one of them out")
+    everything: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "beam": beam,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+    }
+    everything |= {"seed": seed, "stop": stop, "draft": draft}
+    generation: dict[str, Any] = {
+        name: value for name, value in everything.items() if value != signature(run).parameters[name].default
+    }
+    check_generation(generation)
+    options = {one.name: value for one in fields(Flags) if (value := getattr(flags, one.name, None)) is not None}
     loaded = load(model, device=device)
-    options["draft"] = draft if draft in (None, "lookup") else load(draft, device=device)
+    if draft not in (None, "lookup"):
+        generation["draft"] = load(draft, device=device)
     loaded = quantize_model(loaded, model, precision)
     lines = InputLines(texts, batch_size)
-    task = find_task(loaded.config)
-    of_task: dict[str, Any] = {"top": top, "threshold": threshold, "too_long": too_long, "must_answer": must_answer}
-    of_task |= {"sentences": sentences, "align": align, "prefix": prefix}
-    chosen = check_task_options(of_task, task)
-    if (top > 1 or align) and not texts and not json:
-        option = f"--top {top}" if top > 1 else "--align"
+    task = choose_task(loaded.config, options)
+    if (options.get("top", 0) > 1 or options.get("align")) and not texts and not json:
+        option = f"--top {options['top']}" if options.get("top", 0) > 1 else "--align"
         raise UsageError(f"{option} needs --json for lines on stdin: each has one line of output; add --json")
-    if task.name == "text_to_text" and too_long:
-        if unused := given_options({name: chosen[name] for name in chosen if name not in ("top", "too_long")}):
-            raise UsageError(f"--too-long is for summaries, which have no {' and '.join(unused)}; remove one of them")
-    elif task.name == "text_to_text" and sentences is None and draft is None and loaded.config.reads_sentences:
-        chosen["sentences"] = True
-    elif sentences is False:
-        del chosen["sentences"]
-    if not task.generates:
-        for option in given_options(options):
-            raise UsageError(f"{option} is for models that generate text, but this one {task.description}; remove it")
-        return run_task(loaded, task, chosen, lines, json)
-    unused = given_options({name: options[name] for name in ("top_k", "top_p", "seed")})
-    if unused and not temperature:
+    if generation and not task.generates:
+        raise UsageError(
+            f"{list_flags(generation)[0]} is for models that generate text, but this one {task.description}; remove it"
+        )
+    if task.name == "complete" and options:
+        check_completion(generation, options)
+    notes = RunNotes(loaded, max_tokens or 0, find_why_parts(task, options))
+    try:
+        if draft is not None or (task.name == "complete" and not options):
+            run_generation(loaded, task, options, generation, lines, json, notes)
+        else:
+            run_task(loaded, task, options, generation, lines, json, notes)
+    finally:
+        print_notes(model, notes.messages())
+
+
+def find_why_parts(task: Task, options: dict[str, Any]) -> str:
+    """Why the texts of a task may be read in several parts; "" if that was chosen, or if it has no parts."""
+    if GeneratedText not in task.results or "sentences" in options:
+        return ""
+    return WHY_LONG_PARTS if "too_long" in {one.key for one in find_fields(task.Options)} else WHY_SENTENCES
+
+
+def check_generation(generation: dict[str, Any]) -> None:
+    """Raise an error for generation flags that are wrong or do not go together, before the model is loaded."""
+    if generation.get("draft") is not None and generation.get("beam", 1) > 1:
+        raise UsageError(
+            f"--draft with --beam {generation['beam']}: speculative decoding has no beam search; leave one of them out"
+        )
+    values = {name: value for name, value in generation.items() if name != "draft"}
+    GenerationOptions(**{**values, "stop": tuple(values.get("stop") or ())}).check_values()
+    unused = list_flags({name: value for name, value in generation.items() if name in ("top_k", "top_p", "seed")})
+    if unused and not generation.get("temperature"):
         raise UsageError(
             f"{' and '.join(unused)}: only used for sampling, which is off at --temperature 0; add --temperature 1"
         )
-    if chosen:
-        if draft is not None:
-            raise UsageError(f"--draft does not go with {' and '.join(given_options(chosen))}; leave one of them out")
-        given = {name: value for name, value in options.items() if given_options({name: value})}
-        if task.name == "language":
-            check_complete_options(given, top)
-        elif not too_long:
-            chosen = {"sentences": False, **chosen}
-        why_parts = WHY_LONG_PARTS if too_long else WHY_SENTENCES if sentences is None else ""
-        if task.name != "text_to_text":
-            why_parts = ""  # its results have no parts
-        notes = RunNotes(loaded, given.get("max_tokens", 0), why_parts)
-        run_task(loaded, task, {**chosen, **given}, lines, json, notes)
-        return print_notes(model, notes.messages())
-    notes = RunNotes(loaded, max_tokens)
-    try:
-        run_generation(loaded, options, lines, json, notes)
-    except ContextLengthError as error:
-        hint = ", or add --too-long split, which summarises it part by part" if task.name == "text_to_text" else ""
-        raise ContextLengthError(f"{error}{hint}") from error
-    finally:
-        print_notes(model, notes.messages())
-    return None
 
 
-def check_task_options(options: dict[str, Any], task: "Task") -> dict[str, Any]:
-    """The given options of the model's task; an error for an option of another task."""
-    from qkv.tasks.evaluate import TASKS
-
-    chosen = {name: value for name, value in options.items() if given_options({name: value})}
-    for name in chosen:
-        if name not in TASK_OPTIONS[task.name]:
-            users = " or ".join(TASKS[other].description for other, names in TASK_OPTIONS.items() if name in names)
-            (option,) = given_options({name: chosen[name]})
-            raise UsageError(f"{option} is for a model that {users}, but this one {task.description}; remove it")
-    return chosen
-
-
-def check_complete_options(options: dict[str, Any], top: int) -> None:
-    """Raise an error if `m.complete`, which makes the suggestions of --top, does not have a given option."""
-    from qkv.tasks.calls import COMPLETE_OPTIONS
-
-    unused = given_options({name: value for name, value in options.items() if name not in COMPLETE_OPTIONS})
-    if unused:
+def check_completion(generation: dict[str, Any], options: dict[str, Any]) -> None:
+    """Raise an error if suggestions, which are found by a search, cannot have a flag that is given."""
+    if unused := list_flags({name: value for name, value in generation.items() if name != "max_tokens"}):
+        flags = " and ".join(list_flags(options))
         raise UsageError(
-            f"{' and '.join(unused)} with --top {top}: the {top} most likely completions of a text are found without "
-            f"sampling; remove --top to generate one text, or remove {' and '.join(unused)}"
+            f"{' and '.join(unused)} with {flags}: the most likely completions of a text are found without sampling; "
+            f"remove {flags} to generate one text, or remove {' and '.join(unused)}"
         )
+
+
+def choose_task(config: Config, options: dict[str, Any]) -> Task:
+    """The model's task that has the given options; an error for an option of another task."""
+    own = supported_tasks(config) or [find_task(config)]
+    known = {task.name: {one.key for one in find_fields(task.Options)} for task in TASKS.values()}
+    for task in own:
+        if set(options) <= known[task.name]:
+            return task
+    for name in options:
+        (flag,) = list_flags({name: options[name]})
+        if not any(name in known[task.name] for task in own):
+            users = " or ".join(dict.fromkeys(task.description for task in TASKS.values() if name in known[task.name]))
+            raise UsageError(f"{flag} is for a model that {users}, but this one {own[0].description}; remove it")
+    both = " and ".join(list_flags(options))
+    users = ", ".join(
+        f"{task.name} has {' and '.join(list_flags(one) or ['none'])}"
+        for task in own
+        for one in [{name: value for name, value in options.items() if name in known[task.name]}]
+    )
+    raise UsageError(f"{both} do not go together, because they are for different tasks: {users}; remove some")
+
+
+def list_flags(options: dict[str, Any]) -> list[str]:
+    """Options as on the command line."""
+    return [f"--{'no-' if value is False else ''}{name.replace('_', '-')}" for name, value in options.items()]
 
 
 def print_result(line: str, result: Any, json: bool, *, whole: bool = False, all: bool = False) -> None:
@@ -234,12 +247,9 @@ def print_result(line: str, result: Any, json: bool, *, whole: bool = False, all
     With `whole`, a generated text keeps its line breaks. With `all`, the details follow, such as the other classes with
     their probabilities, or the entities of a text.
     """
-    is_vector = hasattr(result, "tolist")
     if json:
-        values = {} if result is None else {"vector": result.tolist()} if is_vector else result.to_dict()
+        values = {} if result is None else result.to_dict()
         print(json_format.dumps(replace_nonfinite({"input": line, **values}), ensure_ascii=False, allow_nan=False))
-    elif is_vector:
-        print(" ".join(f"{value:.6g}" for value in result.tolist()))
     elif result is None:
         print()
     elif all:
@@ -250,37 +260,26 @@ def print_result(line: str, result: Any, json: bool, *, whole: bool = False, all
         print(result.body().strip() if sys.stdout.isatty() else "")
 
 
-def given_options(options: dict[str, Any]) -> list[str]:
-    """The options that differ from the defaults of `qkv run`, as on the command line."""
-    known = signature(run).parameters
-    given = {name: value for name, value in options.items() if value != known[name].default}
-    return [f"--{'no-' if value is False else ''}{name.replace('_', '-')}" for name, value in given.items()]
-
-
-def complete_texts(
-    model: "Model", texts: Sequence[str], *, batch_size: int, progress: "OnProgress | None" = None, **options: Any
-) -> list["Completion"]:
-    """Suggestions for each text. They are made one text at a time, whatever the batch size."""
-    found = []
-    for done, text in enumerate(texts, 1):
-        found.append(model.complete(text, **options))
-        if progress is not None:
-            progress(done, len(texts))
-    return found
-
-
-def run_generation(model: "Model", options: dict[str, Any], lines: "InputLines", json: bool, notes: RunNotes) -> None:
+def run_generation(
+    model: Model,
+    task: Task,
+    options: dict[str, Any],
+    generation: dict[str, Any],
+    lines: InputLines,
+    json: bool,
+    notes: RunNotes,
+) -> None:
     """Generate a text for each line, and print it; on a terminal, a single text is printed while it is generated."""
-    from qkv.tasks.results import GeneratedText
-
-    streams = options["beam"] == 1 and not json and sys.stdout.isatty() and lines.is_interactive
+    if options:
+        raise UsageError(f"--draft does not go with {' and '.join(list_flags(options))}; leave one of them out")
+    streams = generation.get("beam", 1) == 1 and not json and sys.stdout.isatty() and lines.is_interactive
     for chunk in lines:
         if streams and chunk[0].strip():
-            results = model.generate(chunk, **options, on_text=lambda _, text: print(text, end="", flush=True))
+            results = model.generate(chunk, **generation, on_text=lambda _, text: print(text, end="", flush=True))
             print()
         else:
             with lines.show_progress() as progress:
-                results = model.generate_lines(chunk, batch_size=lines.batch_size, progress=progress, **options)
+                results = model.generate_lines(chunk, batch_size=lines.batch_size, progress=progress, **generation)
             for line, result in zip(chunk, results, strict=True):
                 print_result(line, GeneratedText.from_generation(line, result), json, whole=len(lines.texts) == 1)
             sys.stdout.flush()
@@ -288,31 +287,27 @@ def run_generation(model: "Model", options: dict[str, Any], lines: "InputLines",
 
 
 def run_task(
-    model: "Model",
-    task: "Task",
+    model: Model,
+    task: Task,
     options: dict[str, Any],
-    lines: "InputLines",
+    generation: dict[str, Any],
+    lines: InputLines,
     json: bool,
-    notes: RunNotes | None = None,
+    notes: RunNotes,
 ) -> None:
     """Run a model's task, and print a result for each line; an empty one for an empty line."""
-    if options.pop("must_answer", False):
-        options["no_answer"] = False
-    call: Any = model.run
-    if task.name == "language":
-        call = partial(complete_texts, model)
-    elif task.generates:
-        call = model.summarise if "too_long" in options else model.translate
-    empty = model.translate("") if task.name == "text_to_text" else None
+    call: TaskCall[Any] = TaskCall(model, task)
+    given = {**options, **generation}
+    empty = call("") if GeneratedText in task.results else None
     # The details of a result take several lines, so lines on stdin have none.
-    has_more = options.get("top", 0) > 1 or options.get("align", False) or task.name == "tag"
+    has_more = options.get("top", 0) > 1 or options.get("align", False) or task.shows_details
     has_details = has_more and bool(lines.texts)
 
-    def run_lines(chunk: list[str], progress: "OnProgress | None" = None) -> None:
+    def run_lines(chunk: list[str], progress: OnProgress | None = None) -> None:
         filled = [line for line in chunk if line.strip()]
         texts = [tuple(line.split("\t")) if task.accepts_pairs and line.count("\t") == 1 else line for line in filled]
-        found = call(texts, batch_size=lines.batch_size, progress=progress, **options) if texts else []
-        if notes is not None:
+        found: Sequence[Any] = call(texts, batch_size=lines.batch_size, progress=progress, **given) if texts else []
+        if task.generates:
             notes.add(filled, found)
         results = iter(found)
         for line in chunk:

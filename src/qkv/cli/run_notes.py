@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from qkv.api import Model
 
 
-WHY_SENTENCES = "this model was trained on single sentences; --no-sentences reads a text in one piece"
+WHY_SENTENCES = "each sentence is read on its own; --no-sentences reads a text in one piece"
 WHY_LONG_PARTS = "they are too long for this model; --too-long truncate reads their beginning only"
 
 

@@ -5,13 +5,12 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from qkv.cli.shared import Device, Json, app, check_minimum, print_json, print_notes, print_result
+from qkv.cli.shared import Device, Json, check_minimum, print_json, print_notes, print_result
 from qkv.errors import UsageError
 
 MAX_SKIPPED_SHOWN = 5
 
 
-@app.command
 def index(
     source: Path,
     /,
@@ -96,7 +95,6 @@ def index(
     print_result(json, text, {"index": str(out), **vars(report)})
 
 
-@app.command
 def search(
     index: Path,
     /,

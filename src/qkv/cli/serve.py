@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from qkv.cli.shared import Json, app, print_json, print_result
+from qkv.cli.shared import Json, print_json, print_result
 from qkv.errors import QkvError
 from qkv.serve.settings import ServeSettings
 
@@ -15,7 +15,6 @@ Flat = Annotated[ServeSettings, Parameter(name="*", negative=())]
 Insecure = Annotated[bool, Parameter(name="--insecure", negative=())]
 
 
-@app.command
 def serve(
     *models: str,
     host: str = "127.0.0.1",
@@ -64,7 +63,6 @@ def serve(
     run_server(sources, settings, host=host, port=port, insecure=insecure, announce=announce)
 
 
-@app.command
 def new_key(file: Path, name: str, /, *, json: Json = False) -> None:
     """Make an API key for qkv serve, print it once, and append its hash to a file.
 

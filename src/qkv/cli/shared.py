@@ -1,4 +1,4 @@
-"""Shared by all commands: the app, the console, and functions that print results, notes and JSON."""
+"""Shared by all commands: the console, and functions that print results, notes and JSON."""
 
 import gc
 import json as json_format
@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from qkv import __version__
 from qkv.errors import UsageError
 from qkv.files import replace_nonfinite
 from qkv.render.console import NoColorConsole
@@ -31,13 +30,6 @@ Serve it over HTTP:                 qkv serve runs/dates
 Parameters and memory of a model:   qkv info gpt2
 """
 
-app = App(
-    name="qkv",
-    help=HELP,
-    version=__version__,
-    help_format="plaintext",
-    console=NoColorConsole(),
-)
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print the result as JSON.")]
 Int8 = Annotated[bool, Parameter(name="--int8", negative=())]
 Int4 = Annotated[bool, Parameter(name="--int4", negative=())]

@@ -7,13 +7,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from qkv.cli.shared import Device, Json, app, print_json
+from qkv.cli.shared import Device, Json, print_json
 from qkv.errors import QkvError
 
 PathList = Annotated[list[Path] | None, Parameter(negative=())]
 
 
-@app.command
 def studio(
     *models: str,
     port: int = 8100,

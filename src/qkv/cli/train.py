@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from qkv.cli.data import parse_fields, parse_files
-from qkv.cli.shared import Json, StdoutConsole, StringList, app, check_minimum, fast_imports, print_json, print_result
+from qkv.cli.shared import Json, StdoutConsole, StringList, check_minimum, fast_imports, print_json, print_result
 from qkv.errors import QkvError, UsageError
 from qkv.files import report_write_errors
 
@@ -24,13 +24,10 @@ if TYPE_CHECKING:
 NAMED_FIELD_SUFFIXES = {".jsonl", ".json", ".parquet"}
 """Formats in which every record names its fields. For other formats, `qkv init` prints how it reads the first line."""
 
-FALLBACK_INPUTS = {"answer": "your question\tyour passage", "fill": "your [MASK] text"}
-"""Placeholders for the tasks that need a special input. They are shown if no validation text is short."""
 PAIR_INPUT = "your text\tyour second text"
 """The placeholder for a classifier of pairs."""
 
 
-@app.command
 def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int = 1, json: Json = False) -> None:
     """Train a model from a recipe, or resume a run.
 
@@ -117,13 +114,13 @@ def report_lines(run: str) -> list[str]:
 
 def example_command(trained: "TrainingResult", sample: "Sample | None") -> str:
     """The command that tries a new model: a chat, or a run on a text like those that it was trained on."""
-    from qkv.tasks.evaluate import find_task
+    from qkv.tasks.table import find_task
 
-    folder, task = shlex.quote(trained.run_end.folder), find_task(trained.config).name
+    folder, task = shlex.quote(trained.run_end.folder), find_task(trained.config)
     if "messages" in trained.fields:
         return f"qkv chat {folder}"
-    is_pair = task == "classify" and "second" in trained.fields
-    return f"qkv run {folder} {example_input(sample, PAIR_INPUT if is_pair else FALLBACK_INPUTS.get(task, ''))}"
+    is_pair = task.name == "classify" and "second" in trained.fields
+    return f"qkv run {folder} {example_input(sample, PAIR_INPUT if is_pair else task.example_input)}"
 
 
 def example_input(sample: "Sample | None", fallback: str = "") -> str:
@@ -166,7 +163,6 @@ def _dry_run(recipe: str, overrides: tuple[str, ...], json: bool) -> None:
         print_dry_run(described, StdoutConsole())
 
 
-@app.command
 def init(
     task: str,
     /,
@@ -256,7 +252,6 @@ def init(
     )
 
 
-@app.command(name="verify-resume")
 def verify_resume(recipe: str, /, *overrides: str, steps: int = 12, json: Json = False) -> None:
     """Check that a killed run resumes bit for bit: train a few steps, kill the process, resume it, and compare.
 

@@ -35,6 +35,7 @@ class Config:
     architecture: str = ""  # the public architecture of an imported model; export tries it first
     reads_sentences: bool | None = None  # seq2seq: texts are split into sentences by default; None: not known
     reads_pairs: bool | None = None  # classifiers: trained on pairs of texts, not on single texts; None: not known
+    task: str | None = None  # the task that it was trained for; None: the usual one of its head and family
     text_processor: str | None = None  # translators: what is done around the model (`tasks/run/translation/processors`)
 
     def __post_init__(self) -> None:
@@ -92,6 +93,7 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Return the content of `config.json`. `store/config_json.py` has the inverse."""
         values = asdict(self)
-        if self.text_processor is None:
-            del values["text_processor"]
+        for name in ("task", "text_processor"):
+            if values[name] is None:
+                del values[name]
         return {"format": "qkv", "version": CONFIG_VERSION, "family": self.family, **values}

@@ -6,10 +6,10 @@ from rich.console import Console
 from rich.text import Text
 
 from qkv.render.formatting import escape_controls, plain_table, truncate
-from qkv.tasks.baseline import BASELINE_NAME
+from qkv.tasks.baselines import BASELINE_NAME
+from qkv.tasks.evaluation import Evaluation
 from qkv.tasks.metrics import ClassReport, Difference, Interval
 from qkv.tasks.metrics.notation import find_scale
-from qkv.tasks.task import Evaluation
 
 MAX_TEXT_CHARS = 300
 MAX_CLASSES = 12

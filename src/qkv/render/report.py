@@ -15,7 +15,7 @@ from qkv.tasks.report import RunReport
 from qkv.tasks.report.diagnostics import capitalise, count_nouns
 from qkv.tasks.report.leakage import LeakageReport
 from qkv.tasks.report.rules_data import describe_gain
-from qkv.tasks.report.score import JudgedRecord, Measured, ScoreReport, format_score
+from qkv.tasks.report.score import Measured, ScoredRecord, ScoreReport, format_score
 
 MAX_TEXT_CHARS = 140
 MAX_ERRORS, MAX_CLASSES, MAX_CONFUSIONS, MAX_LEAKS = 5, 8, 5, 3
@@ -155,7 +155,7 @@ def print_groups(score: ScoreReport, console: Console) -> None:
         console.print(Text("Mean score of a record by length: " + ", ".join(groups)))
 
 
-def print_errors(title: str, errors: Sequence[JudgedRecord], console: Console) -> None:
+def print_errors(title: str, errors: Sequence[ScoredRecord], console: Console) -> None:
     """Print some errors."""
     if not errors:
         return

@@ -12,7 +12,7 @@ from qkv.arguments import describe_value
 from qkv.errors import QkvError, UsageError
 from qkv.search.vectors import normalize
 from qkv.tasks.run.example_batches import build_unlabelled_examples
-from qkv.tasks.task import TextModel
+from qkv.tasks.text_model import TextModel
 
 FINGERPRINT_TEXT = "The quick brown fox jumps over the lazy dog, 0123456789 times."
 """Its vector is stored in an index as the fingerprint of the model that built the index."""

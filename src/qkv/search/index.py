@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, overload
+from typing import TYPE_CHECKING, Annotated, Any, get_args, overload
 
 import numpy as np
 import torch
@@ -30,9 +30,9 @@ from qkv.search.ranking import FUSION_DEPTH, Ranking, bm25_weights, fuse, rank_m
 from qkv.search.results import Method, SearchHit, SearchResult
 from qkv.search.vectors import VectorSearch
 from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES
-from qkv.tasks.task import check_count
 from qkv.text.bm25 import BM25
 from qkv.text.training_text import check_text
+from qkv.values import Limits, check_value
 
 if TYPE_CHECKING:
     from qkv.api import Model
@@ -143,7 +143,7 @@ class Index:
                 raise UsageError(f"{where} is empty; give at least one word to search for")
         if method not in get_args(Method):
             raise UsageError(f"method = {method!r} is unknown; {suggest_name(str(method), get_args(Method))}")
-        check_count("top", top)
+        check_value(Annotated[int, Limits(1)], top, "top")
         rankings = self._rank(queries, top, method)
         results = [
             SearchResult(text, method, [self._hit(int(i), float(score)) for i, score in zip(*ranking, strict=True)])

@@ -20,7 +20,7 @@ from qkv.serve.http.guard import Guard
 from qkv.serve.http.keys import ApiKeys
 from qkv.serve.http.openapi import build_openapi, render_docs
 from qkv.serve.http.request_log import RequestLog
-from qkv.serve.routes import chat_completions, completions, embeddings, operations, text_calls, trace
+from qkv.serve.routes import chat_completions, completions, embeddings, operations, scores, task_routes, trace
 from qkv.serve.running.pool import ModelPool
 from qkv.serve.settings import ServeSettings
 from qkv.serve.state import ServerState
@@ -29,14 +29,18 @@ from qkv.serve.studio.routes import static_routes, studio_routes
 
 log = logging.getLogger("qkv.serve")
 
-ENDPOINTS: tuple[Endpoint, ...] = (
-    *completions.ENDPOINTS,
-    *chat_completions.ENDPOINTS,
-    *embeddings.ENDPOINTS,
-    *text_calls.ENDPOINTS,
-    *trace.ENDPOINTS,
-    *operations.ENDPOINTS,
-)
+
+def find_endpoints() -> tuple[Endpoint, ...]:
+    """All endpoints, with those of tasks that other packages have registered."""
+    return (
+        *completions.ENDPOINTS,
+        *chat_completions.ENDPOINTS,
+        *embeddings.ENDPOINTS,
+        *task_routes.find_endpoints(),
+        *scores.ENDPOINTS,
+        *trace.ENDPOINTS,
+        *operations.ENDPOINTS,
+    )
 
 
 def make_app(models: Mapping[str, str | Model], settings: ServeSettings | None = None) -> Starlette:
@@ -52,7 +56,8 @@ def make_app(models: Mapping[str, str | Model], settings: ServeSettings | None =
         log=RequestLog(settings.log_file),
         keys=None if settings.keys is None else ApiKeys.read(settings.keys),
     )
-    document = build_openapi(ENDPOINTS)
+    endpoints = find_endpoints()
+    document = build_openapi(endpoints)
     page = render_docs(document)
 
     async def show_document(_: Request) -> Response:
@@ -61,9 +66,9 @@ def make_app(models: Mapping[str, str | Model], settings: ServeSettings | None =
     async def show_page(_: Request) -> Response:
         return HTMLResponse(page)
 
-    routes: list[BaseRoute] = [endpoint.to_route() for endpoint in ENDPOINTS]
+    routes: list[BaseRoute] = [endpoint.to_route() for endpoint in endpoints]
     routes += [Route("/openapi.json", show_document), Route("/docs", show_page), *studio_routes()]
-    open_paths = {endpoint.path: not endpoint.needs_key for endpoint in ENDPOINTS}
+    open_paths = {endpoint.path: not endpoint.needs_key for endpoint in endpoints}
     open_paths |= dict.fromkeys(("/docs", "/openapi.json", *(route.path for route in static_routes())), True)
     middleware = [Middleware(Guard, server=server, open_paths=open_paths)]
     if settings.cors_origins:

@@ -17,8 +17,8 @@ import numpy as np
 
 from qkv.data.records import Record
 from qkv.models import Config
-from qkv.tasks.run.classify import class_names, class_probabilities, compute_logits, record_text
-from qkv.tasks.task import TextModel
+from qkv.tasks.run.logits import class_names, class_probabilities, compute_logits, record_text
+from qkv.tasks.text_model import TextModel
 
 MIN_RECORDS = 50
 """With fewer validation records, the temperature stays 1."""

@@ -1,156 +1,120 @@
-"""The calls of a model on texts: `m.translate`, `m.classify`, `m.tag` and more. `Model` inherits them.
+"""The calls of a model on texts: `m.translate`, `m.classify` and the other verbs of the table of tasks.
 
 One text gives one result, and a list gives a list. An iterator, such as a generator or an open file, gives a generator
 that reads and runs one batch at a time.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from inspect import Parameter, Signature, cleandoc
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
-from qkv.errors import UsageError, shorten, suggest_name
+from qkv.errors import UsageError, shorten
 from qkv.models import Config, Network
-from qkv.tasks.evaluate import TASKS, check_texts, find_task
-from qkv.tasks.evaluate import run as run_task
-from qkv.tasks.results import Answer, ChatReply, ClassPrediction, Completion, FilledText, GeneratedText, TaggedText
-from qkv.tasks.run.translation import parts
-from qkv.tasks.task import TextModel, check_flag, require_tokenizer
+from qkv.progress import OnProgress
+from qkv.tasks.table import TASKS, find_task
+from qkv.tasks.task import Task
+from qkv.tasks.text_model import TextModel, require_tokenizer
 from qkv.text import Tokenizer
+from qkv.values import check_value, find_fields
 
 if TYPE_CHECKING:
-    from qkv.tasks.chat.conversation import Chat
+    from qkv.tasks.chat.conversation import Chat, ChatReply
     from qkv.tasks.chat.reply_stream import ReplyStream
-    from qkv.tasks.run.complete import Completer
+    from qkv.tasks.run.generated_text import GeneratedText
+    from qkv.tasks.verbs.answer import Answer
+    from qkv.tasks.verbs.classify import ClassPrediction
+    from qkv.tasks.verbs.complete import Completion
+    from qkv.tasks.verbs.fill import FilledText
+    from qkv.tasks.verbs.tag import TaggedText
 
-COMPLETE_OPTIONS = ("top", "max_tokens")
 ARTICLES = {"encoder": "an encoder", "decoder": "a decoder", "seq2seq": "an encoder-decoder"}
+R = TypeVar("R")
+
+
+class TaskCall(Generic[R]):
+    """A task of a model as a function: `m.translate("…")`. Its options are the fields of the task's `Options`."""
+
+    def __init__(self, calls: "TaskCalls", task: Task) -> None:
+        self._calls, self._task = calls, task
+        options = [f"    {one.key}: {one.description}" for one in find_fields(task.Options) if not one.is_hidden]
+        self.__doc__ = "\n".join([cleandoc(task.decode.__doc__ or ""), "", "Options:", *options])
+        self.__name__ = task.name
+
+    @property
+    def __signature__(self) -> Signature:
+        inputs = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in self._task.parameters]
+        named = [
+            Parameter(one.key, Parameter.KEYWORD_ONLY, default=one.default)
+            for one in find_fields(self._task.Options)
+            if not one.is_hidden
+        ]
+        batch_size = Parameter("batch_size", Parameter.KEYWORD_ONLY, default=self._task.batch_size)
+        return Signature([*inputs, *named, batch_size])
+
+    @overload
+    def __call__(self, text: str | tuple[str, ...], /, **options: Any) -> R: ...
+    @overload
+    def __call__(self, first: str, second: str, /, **options: Any) -> R: ...
+    @overload
+    def __call__(self, /, *texts: Any, **options: Any) -> Any: ...
+
+    def __call__(self, /, *inputs: Any, **options: Any) -> Any:
+        """The result of one text, or of each of several texts."""
+        batch_size: int | None = options.pop("batch_size", None)
+        progress: OnProgress | None = options.pop("progress", None)
+        task, names = self._task, self._task.parameters
+        model = self._calls.find_model(task)
+        given = list(inputs) + [options.pop(name) for name in names[len(inputs) :] if name in options]
+        if not 1 <= len(given) <= len(names):
+            raise UsageError(f"m.{task.name} reads {' and '.join(names)}: m.{task.name}({', '.join(names)})")
+        if len(given) == 1 and len(names) > 1 and isinstance(given[0], str):
+            raise UsageError(
+                f"m.{task.name} needs the {' and the '.join(names[1:])}, too: write m.{task.name}({', '.join(names)})"
+            )
+        texts = given[0] if len(given) == 1 else join_inputs(names, given)
+        size = task.batch_size if batch_size is None else batch_size
+        return map_texts(lambda several: task.run(model, several, options, size, progress), texts, size)
 
 
 class TaskCalls:
-    """The calls of a model on texts. `run` is the call of the model's own task, whatever it is."""
+    """The calls of a model on texts. Each verb of the table of tasks is a method."""
 
     config: Config
     network: Network
     tokenizer: Tokenizer | None
-    _completer: "Completer | None" = None
     _chat: "tuple[str | None, Chat] | None" = None
 
-    def run(self, texts: Any, *, batch_size: int = 32, **options: Any) -> Any:
-        """Run the model on texts: generate, classify, tag, answer, embed or fill masks, depending on its head.
+    if TYPE_CHECKING:
+        translate: TaskCall[GeneratedText]
+        summarise: TaskCall[GeneratedText]
+        complete: TaskCall[Completion]
+        fill: TaskCall[FilledText]
+        classify: TaskCall[ClassPrediction]
+        tag: TaskCall[TaggedText]
+        answer: TaskCall[Answer]
+
+    def __getattr__(self, name: str) -> Any:
+        if name in TASKS:
+            return TaskCall(self, TASKS[name])
+        raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *TASKS]
+
+    def run(self, texts: Any, *, batch_size: int | None = None, **options: Any) -> Any:
+        """The call of the model's own task: generate, classify, tag, answer, embed or fill masks.
 
         A pair of texts (a question and its context, or two texts to classify) is a tuple, and so are the words of a
-        text to tag. `qkv.tasks.run` documents the options and results of each task.
+        text to tag.
         """
-        return map_texts(lambda several: self._run_task(several, batch_size=batch_size, **options), texts, batch_size)
+        task = find_task(self.config)
+        model, size = self.find_model(task), task.batch_size if batch_size is None else batch_size
+        progress = options.pop("progress", None)
+        return map_texts(lambda several: task.run_default(model, several, options, size, progress), texts, size)
 
     @overload
-    def translate(self, texts: str, **options: Any) -> GeneratedText: ...
-    @overload
-    def translate(self, texts: Iterable[str], **options: Any) -> Any: ...
-
-    def translate(self, texts: Any, *, batch_size: int = 64, **options: Any) -> Any:
-        """Translate texts of any length with an encoder-decoder, sentence by sentence. Line breaks are kept.
-
-        `top=3` adds the other hypotheses of a beam search; `align=True` adds the source word of each word;
-        `prefix="Der"` is how the translation begins; `prompt` is put before every sentence; `sentences=False` reads a
-        text in one piece, which is the default if the model was trained on texts that are not sentences
-        (`m.config.reads_sentences` is False). Other options are the fields of `qkv.decode.GenerationOptions`, such as
-        `beam`.
-        """
-        return self._map_parts("translate", parts.translate, texts, batch_size, options)
-
-    @overload
-    def summarise(self, texts: str, **options: Any) -> GeneratedText: ...
-    @overload
-    def summarise(self, texts: Iterable[str], **options: Any) -> Any: ...
-
-    def summarise(self, texts: Any, *, batch_size: int = 16, **options: Any) -> Any:
-        """Summarise texts with an encoder-decoder.
-
-        A text that is too long is summarised in parts; `too_long="truncate"` reads its beginning only, and
-        `too_long="error"` refuses it. Other options are those of `translate`.
-        """
-        return self._map_parts("summarise", parts.summarise, texts, batch_size, options)
-
-    @overload
-    def classify(self, texts: str | tuple[str, str], **options: Any) -> ClassPrediction: ...
-    @overload
-    def classify(self, texts: Iterable[str | tuple[str, str]], **options: Any) -> Any: ...
-
-    def classify(self, texts: Any, *, batch_size: int = 32, **options: Any) -> Any:
-        """The class of each text, or of each pair of texts (a tuple), with calibrated probabilities.
-
-        `top=3` lists the three most likely classes; without it, all are listed. With `threshold=0.7`, the label is None
-        where no class is that likely: the text is out of scope. The default is the threshold that training has fitted
-        on validation data with such texts, if there are any (`objective.out_of_scope`). A model with several labels per
-        text returns all that reach the threshold (0.5 by default). `too_long` is "error", "truncate" or "split". The
-        label of an empty text is None.
-        """
-        return self._map_task("classify", texts, batch_size, options)
-
-    @overload
-    def tag(self, texts: str | tuple[str, ...], **options: Any) -> TaggedText: ...
-    @overload
-    def tag(self, texts: Iterable[str | Sequence[str]], **options: Any) -> Any: ...
-
-    def tag(self, texts: Any, *, batch_size: int = 32, **options: Any) -> Any:
-        """The tags of the words of each text, and the entities that BIO or BIOES tags form, with character offsets.
-
-        A text may also be given as its words: a tuple of words is one text; in a list of texts, so is a list of words.
-        """
-        return self._map_task("tag", texts, batch_size, options)
-
-    @overload
-    def answer(self, question: str, context: str, **options: Any) -> Answer: ...
-    @overload
-    def answer(self, question: Any, context: Any = None, **options: Any) -> Any: ...
-
-    def answer(self, question: Any, context: Any = None, *, batch_size: int = 32, **options: Any) -> Any:
-        """The part of `context` that answers the question, with its character offsets and its probability.
-
-        Either argument may be a list; a single text is then used for all. Without `context`, `question` has pairs
-        (question, context), in a list or an iterator. A context of any length is read in overlapping windows. `top=3`
-        adds two more answers. With `no_answer=False`, there is always an answer.
-        """
-        return self._map_task("answer", pair_questions(question, context), batch_size, options)
-
-    @overload
-    def fill(self, texts: str, **options: Any) -> FilledText: ...
-    @overload
-    def fill(self, texts: Iterable[str], **options: Any) -> Any: ...
-
-    def fill(self, texts: Any, *, batch_size: int = 32, **options: Any) -> Any:
-        """Fill in the masked words of texts ("Paris is the [MASK] of France."); `top` candidates for each mask.
-
-        Of a text that is too long, the text around the masks is read; `too_long="error"` refuses it.
-        """
-        return self._map_task("fill", texts, batch_size, options)
-
-    @overload
-    def complete(self, texts: str, **options: Any) -> Completion: ...
-    @overload
-    def complete(self, texts: Iterable[str], **options: Any) -> Any: ...
-
-    def complete(self, texts: Any, **options: Any) -> Any:
-        """The most likely continuations of a text while it is being typed: the rest of a word, and what follows.
-
-        There are at most `top` suggestions (3) of at most `max_tokens` tokens (8). The keys and values of the text are
-        kept for the next call, which is fast if its text begins in the same way.
-        """
-        model = self._text_model("complete", "language")
-        for name in options:
-            if name not in COMPLETE_OPTIONS:
-                raise UsageError(f"m.complete has no option {name!r}; {suggest_name(name, COMPLETE_OPTIONS)}")
-
-        def run(several: Sequence[Any]) -> Sequence[Any]:
-            check_texts(TASKS["language"], several)
-            completer = self._find_completer(model)
-            return [completer.complete(text, **options) for text in several]
-
-        return map_texts(run, texts, batch_size=1)
-
-    @overload
-    def chat(self, messages: Any, *, stream: Literal[False] = False, **options: Any) -> ChatReply: ...
+    def chat(self, messages: Any, *, stream: Literal[False] = False, **options: Any) -> "ChatReply": ...
     @overload
     def chat(self, messages: Any, *, stream: Literal[True], **options: Any) -> "ReplyStream": ...
 
@@ -172,7 +136,7 @@ class TaskCalls:
         called with each text instead. Other options are the fields of `qkv.decode.GenerationOptions`; `max_tokens` is
         512 by default.
         """
-        check_flag("stream", stream)
+        check_value(bool, stream, "stream")
         chat = self.find_chat(template)
         if stream:
             from qkv.tasks.chat.reply_stream import ReplyStream
@@ -184,50 +148,23 @@ class TaskCalls:
         """The model with its chat template, as `chat` uses it; an error if the model cannot chat."""
         from qkv.tasks.chat.conversation import Chat
 
-        model = self._text_model("chat", "language")
+        model = self.find_model(TASKS["complete"], "chat")
         kept = self._chat
         if kept is None or kept[0] != template or kept[1].model != model:
             kept = self._chat = (template, Chat(model, template))
         return kept[1]
 
-    def _find_completer(self, model: TextModel) -> "Completer":
-        from qkv.tasks.run.complete import Completer, weights_version
-
-        kept = self._completer
-        if kept is None or kept.network is not self.network or kept.version != weights_version(kept.network):
-            kept = self._completer = Completer(model)
-        return kept
-
-    def _map_parts(
-        self, call: str, run_parts: Callable[..., Any], texts: Any, batch_size: int, options: dict[str, Any]
-    ) -> Any:
-        model = self._text_model(call, "text_to_text")
-
-        def run(several: Sequence[Any]) -> Sequence[Any]:
-            check_texts(TASKS["text_to_text"], several)
-            results: Sequence[Any] = run_parts(model, several, batch_size=batch_size, **options)
-            return results
-
-        return map_texts(run, texts, batch_size)
-
-    def _map_task(self, call: str, texts: Any, batch_size: int, options: dict[str, Any]) -> Any:
-        """Run the task of the same name as the call."""
-        self._text_model(call, call)
-        return map_texts(lambda several: self._run_task(several, batch_size=batch_size, **options), texts, batch_size)
-
-    def _run_task(self, texts: Sequence[Any], **options: Any) -> Sequence[Any]:
-        return run_task(self.network, self.tokenizer, self.config, texts, **options)
-
-    def _text_model(self, call: str, task: str) -> TextModel:
-        """The model, or an error if it is for another task: what the model is, and which calls it supports."""
-        found = find_task(self.config)
-        if found.name != task:
+    def find_model(self, task: Task, call: str = "") -> TextModel:
+        """The model, or an error if it does not support a task: what the model is, and which calls it supports."""
+        if not task.supports(self.config):
+            found = find_task(self.config)
             family, head = ARTICLES[self.config.family], self.config.head.kind
             raise UsageError(
-                f"m.{call} needs a model that {TASKS[task].description}, but this model is {family} with head "
+                f"m.{call or task.name} needs a model that {task.description}, but this model is {family} with head "
                 f"{head!r}, which {found.description}; it can: {found.list_calls()}"
             )
-        return TextModel(self.network, require_tokenizer(self.tokenizer), self.config)
+        kept = self.__dict__.setdefault("_kept", {})
+        return TextModel(self.network, require_tokenizer(self.tokenizer), self.config, kept=kept)
 
 
 def map_texts(run: Callable[[Sequence[Any]], Sequence[Any]], texts: Any, batch_size: int) -> Any:
@@ -256,24 +193,18 @@ def stream_batches(
         yield from run(batch)
 
 
-def pair_questions(question: Any, context: Any) -> Any:
-    """Questions with their contexts, as pairs."""
-    if context is None:
-        if isinstance(question, str):
-            raise UsageError("m.answer needs a passage to find the answer in: m.answer(question, context)")
-        return question
-    for name, side in (("question", question), ("context", context)):
+def join_inputs(names: Sequence[str], given: Sequence[Any]) -> Any:
+    """The inputs as tuples, one for each text. A single text is used for all, beside a list or an iterator."""
+    for name, side in zip(names, given, strict=True):
         if not isinstance(side, Iterable) or isinstance(side, bytes):
             raise UsageError(f"{name} must be a text, or a list or an iterator of texts, got {shorten(repr(side), 60)}")
-    if isinstance(question, str) and isinstance(context, str):
-        return question, context
-    has_iterator = isinstance(question, Iterator) or isinstance(context, Iterator)
-    if isinstance(question, str):
-        pairs: Iterator[Any] = ((question, one) for one in context)
-    elif isinstance(context, str):
-        pairs = ((one, context) for one in question)
-    else:
-        if not has_iterator and len(question) != len(context):
-            raise UsageError(f"{len(question)} questions for {len(context)} contexts; give two lists of equal length")
-        pairs = zip(question, context, strict=True)
-    return pairs if has_iterator else list(pairs)
+    if all(isinstance(side, str) for side in given):
+        return tuple(given)
+    several = [side for side in given if not isinstance(side, str)]
+    has_iterator = any(isinstance(side, Iterator) for side in several)
+    if not has_iterator and len({len(side) for side in several}) > 1:
+        counts = " for ".join(f"{len(side)} {name}s" for name, side in zip(names, given, strict=True))
+        raise UsageError(f"{counts}; give lists of equal length")
+    rows = zip(*several, strict=True)
+    tuples = (tuple(side if isinstance(side, str) else next(row) for side in given) for row in map(iter, rows))
+    return tuples if has_iterator else list(tuples)

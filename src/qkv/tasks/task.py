@@ -1,174 +1,171 @@
-"""The definition of a task, and what all tasks share: options, results, and checks of records."""
+"""A task: what a person can ask of a model, declared once.
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from numbers import Integral
-from typing import Any, Protocol
+A task has one file in `qkv.tasks.verbs`. Everything else is derived from it: the method of `Model`, the options of
+`qkv run`, the HTTP route, the panel of the studio, the evaluation, the report and the recipe of `qkv init`.
+"""
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from qkv.data.objectives.table import OBJECTIVES, ObjectiveSpec
 from qkv.data.records import Record
-from qkv.errors import UsageError, suggest_name
-from qkv.models import Config, Network
+from qkv.errors import UsageError, shorten, suggest_name
+from qkv.models import Config
 from qkv.progress import OnProgress
-from qkv.tasks.metrics import ClassReport, Difference, Interval, compare_metrics
-from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES, check_same_data
-from qkv.tasks.results import format_rows
-from qkv.text import Tokenizer
-from qkv.train.watch import Sample
+from qkv.tasks.results import Result
+from qkv.tasks.scorer import TaskScorer
+from qkv.tasks.text_model import TextModel
+from qkv.values import PYTHON, read
 
+if TYPE_CHECKING:
+    from qkv.tasks.evaluation import EvaluationOptions, Scored
+    from qkv.tasks.starters.starter import Starter
 
-@dataclass(frozen=True, repr=False)
-class Evaluation:
-    """The result of an evaluation: metrics, and some predictions. It prints as a table of the metrics."""
-
-    metrics: dict[str, float]  # each is a `Score`, unless it cannot be resampled
-    samples: list[Sample]
-    main_metric: str  # the metric that decides which model is better
-    num_records: int = 0
-    notes: tuple[str, ...] = ()  # what the user should know: records left out, texts truncated
-    signatures: Mapping[str, str] = field(default_factory=dict)  # how a metric was computed, as sacreBLEU states it
-    report: ClassReport | None = None  # the scores of each class, and the confusion matrix
-    intervals: Mapping[str, Interval] = field(default_factory=dict)  # 95 % confidence intervals of metrics
-    data_hash: str = ""  # of the records; evaluations of other records cannot be compared
-
-    def compare(self, other: "Evaluation", resamples: int = DEFAULT_RESAMPLES) -> dict[str, Difference]:
-        """The metrics of another model on the same records minus those of this one, with intervals and p-values."""
-        check_same_data(self, other)
-        if not self.metrics.keys() & other.metrics.keys():
-            raise UsageError(
-                f"the evaluations have no metric in common: {', '.join(self.metrics)}, and {', '.join(other.metrics)}; "
-                "evaluate both with the same metrics"
-            )
-        return compare_metrics(self.metrics, other.metrics, resamples)
-
-    def __repr__(self) -> str:
-        return f"<Evaluation: {self.main_metric} {self.metrics[self.main_metric]:.4g}, {self.num_records:,} records>"
-
-    def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = []
-        for name, value in self.metrics.items():
-            ends = [f"{end:.4g}" for end in self.intervals.get(name, ())]
-            rows.append((name, f"{value:.4g}", f"[{', '.join(ends)}]" if ends else ""))
-        return "\n".join([f"{self.num_records:,} records", *format_rows(rows), *self.notes])
-
-
-@dataclass(frozen=True)
-class EvaluationOptions:
-    """Options of an evaluation. Some apply to one task only, which their comment names."""
-
-    batch_size: int = 0  # 0: the task's default
-    metrics: Sequence[str] = ()  # names of metrics; empty: the task's default
-    max_samples: int | None = None  # number of predictions to show; None: the task's default
-    progress: OnProgress | None = None
-    resamples: int = 0  # of the bootstrap, for confidence intervals; 0: none
-    beam: int = 1  # text_to_text: number of beams
-    max_tokens: int = 0  # text_to_text: maximum of new tokens; 0: derived from the longest target
-    generation: Mapping[str, Any] = field(default_factory=dict)  # text_to_text: other fields of `GenerationOptions`
-    max_length: int = 0  # language, fill: tokens of a window; 0: the model's number of positions
-    add_bos_eos: bool | None = None  # language: add BOS and EOS to each text; None: yes if the model has an EOS token
-    mask_prob: float = 0.15  # fill: probability of masking a token
-    check_classes: bool = True  # classify, tag: raise an error if none of the labels or tags is a class of the model
-    no_answer: bool | None = None  # answer: allow "no answer"; None: yes if some record has no answer
-
-
-@dataclass(frozen=True)
-class TextModel:
-    """A network with its config and tokenizer, which every task needs."""
-
-    network: Network
-    tokenizer: Tokenizer
-    config: Config
-
-
-class TaskModule(Protocol):
-    """The functions that every task's file in `qkv.tasks.run` has."""
-
-    @property
-    def run(self) -> Callable[..., Any]:
-        """Run a model on texts; the options depend on the task."""
-
-    def evaluate(self, model: TextModel, records: Sequence[Record], options: EvaluationOptions) -> Evaluation:
-        """Evaluate a model on records."""
-
-    def available_metrics(self, config: Config, records: Sequence[Record]) -> Sequence[str]:
-        """The metrics of a model on these records, the main one first."""
+EMBED_POOLED = "embed with pooling="
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """A row of `qkv.tasks.evaluate.TASKS`."""
+class TaskOptions:
+    """Base of the options of a task. Its fields are keywords, flags of `qkv run` and fields of HTTP requests.
 
-    name: str
-    module: TaskModule
-    description: str  # completes "a model that …" in messages
-    objective: str  # the key of `OBJECTIVES` whose records have the task's fields
-    fields: tuple[str, ...] = ()  # the fields that every record needs for an evaluation
-    calls: tuple[str, ...]  # the methods of `Model` that a model of this task supports
-    batch_size: int = 32  # of an evaluation, by default
-    max_samples: int = 5  # predictions that an evaluation shows, by default
-    generates: bool = False  # the model generates text
-    accepts_pairs: bool = False  # the model can read two texts together
-    reads_words: bool = False  # a tuple is the words of one text, and not a pair of texts
+    A field is annotated with its limits and its description. Further checks belong to `check`.
+    """
+
+    def check(self) -> None:
+        """Raise an error if the values do not go together."""
+
+
+class Task(ABC):
+    """A task. Its subclasses declare the class variables, and have one instance in the table of tasks."""
+
+    name: ClassVar[str]  # the verb: m.<name>, POST /<name>
+    starter_name: ClassVar[str] = ""  # qkv init <starter_name>; empty: the name
+    description: ClassVar[str]  # completes "a model that …" in messages
+    question: ClassVar[str]  # what the HTTP route does, for its documentation
+    title: ClassVar[str]  # of a result in the studio
+    objective: ClassVar[str]  # the row of `OBJECTIVES` that a model of this task has learned
+    inputs: ClassVar[tuple[str, ...]]  # the fields of a record that the model reads; the first one is always needed
+    target: ClassVar[str]  # the field that it predicts
+    reads_words: ClassVar[bool] = False  # a text may be given as the list of its words
+    needs_all_inputs: ClassVar[bool] = False  # whether a text alone is not enough
+    Options: ClassVar[type[TaskOptions]] = TaskOptions
+    results: ClassVar[tuple[type[Result], ...]]  # the types of the results, one of which a model has
+    EvalOptions: ClassVar[type["EvaluationOptions"]]
+    calls: ClassVar[tuple[str, ...]] = (EMBED_POOLED,)  # other methods of `Model` that such a model supports
+    batch_size: ClassVar[int] = 32  # of texts, by default
+    evaluation_batch_size: ClassVar[int] = 32
+    max_samples: ClassVar[int] = 5  # predictions that an evaluation shows, by default
+    generates: ClassVar[bool] = False  # the model generates text
+    reads_documents: ClassVar[bool] = False  # it is evaluated on running text, whose tokens are counted
+    needed_fields: ClassVar[tuple[str, ...]] = ()  # the fields that every record needs for an evaluation
+    starter: ClassVar["Starter | None"] = None  # the recipe that `qkv init` writes
+    shows_details: ClassVar[bool] = False  # `qkv run` prints the table of details below each text
+    example_input: ClassVar[str] = "your text"  # in the command that `qkv train` shows at its end
+    example_data: ClassVar[str] = ""  # what a file of records looks like, for error messages
+
+    @property
+    def spec(self) -> ObjectiveSpec:
+        """The objective's row."""
+        return OBJECTIVES[self.objective]
+
+    def supports(self, config: Config) -> bool:
+        """Whether a model can do this task. A decoder can do the tasks of encoders that it has the head for."""
+        families = {*self.spec.families, *(["decoder"] if self.spec.families == ("encoder",) else [])}
+        return config.head.kind == self.spec.head and config.family in families
 
     def list_calls(self) -> str:
-        """The calls, for an error message."""
-        return ", ".join(f"m.{name}" for name in self.calls)
+        """The methods of `Model` that a model of this task supports, for an error message."""
+        return ", ".join(f"m.{name}" for name in dict.fromkeys((self.name, *self.calls)))
 
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the inputs of a call."""
+        return self.inputs if self.needs_all_inputs else ("texts",)
 
-def select_usable(records: Sequence[Record], **needed: type | tuple[type, ...]) -> tuple[list[Record], list[str]]:
-    """The records that have all fields with the right types, and a note that counts the others."""
-    usable: list[Record] = []
-    first_problem = ""
-    for record in records:
-        wrong = next((name for name, kind in needed.items() if not _has_type(record.fields.get(name), kind)), None)
-        if wrong is None:
-            usable.append(record)
-        elif not first_problem:
-            first_problem = _describe_problem(record, wrong, needed[wrong])
-    if not usable:
-        raise UsageError(first_problem or "there are no records to evaluate the model on; give a file that has some")
-    left_out = len(records) - len(usable)
-    note = f"{left_out:,} of {len(records):,} records left out: {first_problem}"
-    return usable, [note] if left_out else []
+    @property
+    def accepts_pairs(self) -> bool:
+        """Whether the model reads two texts together."""
+        return len(self.inputs) > 1
 
+    @abstractmethod
+    def decode(
+        self, model: TextModel, texts: Sequence[Any], options: Any, batch_size: int, progress: OnProgress | None = None
+    ) -> Sequence[Result]:
+        """The result of each text, in order."""
 
-def _has_type(value: Any, kind: type | tuple[type, ...]) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
+    def check_model(  # noqa: B027 — most tasks have nothing to check
+        self, config: Config, texts: Sequence[Any]
+    ) -> None:
+        """Raise an error if the model cannot read these texts, which have the right types."""
 
+    @abstractmethod
+    def score_records(self, model: TextModel, records: Sequence[Record], options: Any, notes: list[str]) -> "Scored":
+        """Predict the records and compute the metrics. The notes say which records were left out, and why."""
 
-def _describe_problem(record: Record, name: str, kind: type | tuple[type, ...]) -> str:
-    names = {str: "text", list: "a list", int: "a number", float: "a number"}
-    wanted = " or ".join(dict.fromkeys(names[one] for one in (kind if isinstance(kind, tuple) else (kind,))))
-    if name not in record.fields:
-        hint = suggest_name(name, record.fields) if record.fields else ""
-        close = f" ({hint})" if hint.startswith("did you mean") else ""
-        return f"{record.location}: no field {name!r}{close}; its fields are: {', '.join(record.fields) or 'none'}"
-    return f"{record.location}: field {name!r} is {type(record.fields[name]).__name__}, but must be {wanted}"
+    def find_scorer(self, config: Config, records: Sequence[Record], beam: int = 1) -> TaskScorer | None:
+        """How predictions are compared with records one by one; None for tasks that count tokens."""
+        return None
 
+    @abstractmethod
+    def available_metrics(self, config: Config, records: Sequence[Record]) -> Sequence[str]:
+        """The metrics of a model on these records, which have the task's fields, the main one first."""
 
-def require_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
-    """The tokenizer, or an error if the model has none."""
-    if tokenizer is None:
-        raise UsageError(
-            "this model has no tokenizer, so it cannot read text; use a model with a tokenizer, or pass token ids"
-        )
-    return tokenizer
+    def make_options(self, values: Mapping[str, Any]) -> Any:
+        """The options of a call by name, checked."""
+        known = [one.name for one in fields(self.Options)]
+        for name in values:
+            if name not in known:
+                raise UsageError(f"m.{self.name} has no option {name!r}; {suggest_name(name, known)}")
+        options = read(self.Options, values, notation=PYTHON)
+        options.check()
+        return options
 
+    def run(
+        self,
+        model: TextModel,
+        texts: Sequence[Any],
+        values: Mapping[str, Any],
+        batch_size: int,
+        progress: OnProgress | None = None,
+    ) -> Sequence[Result]:
+        """Check the texts and the options, and decode: the one way from texts to results."""
+        self.check_texts(texts)
+        self.check_model(model.config, texts)
+        return self.decode(model, texts, self.make_options(values), batch_size, progress)
 
-def check_count(name: str, value: int, minimum: int = 1) -> None:
-    """Raise an error if a number of results or tokens is not an integer or too small."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < minimum:
-        raise UsageError(f"{name} = {value!r}: must be an integer of at least {minimum}")
+    def run_default(
+        self,
+        model: TextModel,
+        texts: Sequence[Any],
+        values: Mapping[str, Any],
+        batch_size: int,
+        progress: OnProgress | None = None,
+    ) -> Sequence[Result]:
+        """What `m.run` does."""
+        return self.run(model, texts, values, batch_size, progress)
 
+    def check_texts(self, texts: Sequence[Any]) -> None:
+        """Raise an error if a text is not of a type that the task reads."""
+        for number, text in enumerate(texts):
+            is_list = isinstance(text, list | tuple) and all(isinstance(part, str) for part in text)
+            is_known = self.reads_words or (self.accepts_pairs and len(text) == 2) if is_list else isinstance(text, str)
+            if is_known and isinstance(text, str) and self.needs_all_inputs:
+                needed = " and its ".join(self.inputs)
+                raise UsageError(
+                    f"text {number + 1} is not a {needed}; give both as ({', '.join(self.inputs)}), or in one line "
+                    "with a tab between them"
+                )
+            if not is_known:
+                raise UsageError(f"text {number + 1} is {self._describe_wrong(text)}")
 
-def check_flag(name: str, value: bool | None) -> None:
-    """Raise an error if a flag is neither true nor false, such as the text "no", which Python takes for true."""
-    if value is not None and not isinstance(value, bool):
-        raise UsageError(f"{name} = {value!r}: must be True or False")
-
-
-def select_metrics(requested: Sequence[str], available: Sequence[str], default: Sequence[str]) -> list[str]:
-    """The requested metrics, checked and without duplicates, or the default ones."""
-    for name in requested:
-        if name not in available:
-            raise UsageError(f"metric = {name!r} is not a metric of this task; {suggest_name(name, available)}")
-    return list(dict.fromkeys(requested or default))
+    def _describe_wrong(self, text: Any) -> str:
+        wanted, advice = "one text at a time", "give a list of strings"
+        if self.reads_words:
+            wanted = "words"
+        elif self.accepts_pairs:
+            is_pair = isinstance(text, list | tuple) and len(text) == 2
+            wanted, advice = "one text or two texts", f"give {'two strings' if is_pair else 'a string, or two'}"
+        shown = f"{shorten(repr(text), 60)} ({type(text).__name__})"
+        return f"{shown}, but a model that {self.description} reads {wanted}; {advice}"

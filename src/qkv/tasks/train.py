@@ -24,11 +24,14 @@ from qkv.models.runtime.memory import free_memory
 from qkv.progress import OnProgress, OnStage
 from qkv.store.hub import resolve_folder
 from qkv.tasks.calibrate import calibrate
-from qkv.tasks.evaluate import evaluate, find_task, main_metric
+from qkv.tasks.evaluate import evaluate, has_option, main_metric
+from qkv.tasks.evaluation import Evaluation
 from qkv.tasks.prepare.memory import choose_micro_batch
 from qkv.tasks.prepare.model import apply_adapters
 from qkv.tasks.prepare.prepare import PreparedRun, prepare, uses_in_batch_negatives
-from qkv.tasks.task import Evaluation, TextModel
+from qkv.tasks.table import find_task
+from qkv.tasks.task import Task
+from qkv.tasks.text_model import TextModel
 from qkv.tasks.watchers import MetricsLog, WatcherGroup
 from qkv.text import Tokenizer
 from qkv.train.adapt import merge_lora
@@ -257,8 +260,8 @@ class ValidationMetrics:
     """Computes the task's metrics and predictions on the validation records, or on a fixed random sample of them."""
 
     def __init__(self, prepared: PreparedRun) -> None:
-        self.prepared = prepared
-        self.examples = split_long_texts(prepared.valid_records, find_task(prepared.config).name)
+        self.prepared, self.task = prepared, find_task(prepared.config)
+        self.examples = split_long_texts(prepared.valid_records, self.task)
         self.shuffled = Random(prepared.recipe.train.seed).sample(self.examples, len(self.examples))
         self.num_examples = len(self.examples)
         self.next_record = 0
@@ -278,16 +281,17 @@ class ValidationMetrics:
 
     def _evaluate(self, network: Network, records: Sequence[Record], **options: Any) -> Evaluation:
         # A few examples of a validation set may all have labels that the training data lacks.
-        options["check_classes"] = False
+        options |= {"check_classes": False}
+        options = {name: value for name, value in options.items() if has_option(self.task, name)}
         return evaluate(network, self.prepared.tokenizer, self.prepared.config, records, **options)
 
 
-def split_long_texts(records: Sequence[Record], task: str) -> list[Record]:
+def split_long_texts(records: Sequence[Record], task: Task) -> list[Record]:
     """The records as examples of similar length: a language model's long texts are split, so that they can be sampled.
 
     A text file is a single record, and may have gigabytes.
     """
-    if task not in ("language", "fill"):
+    if not task.reads_documents:
         return list(records)
     examples = []
     for record in records:

@@ -17,11 +17,11 @@ from qkv.inside import SparseAutoencoder, zero_ablate
 from qkv.inside.autoencoder.model import AutoencoderConfig
 from qkv.inside.look.search import describe_search
 from qkv.page import unpack
-from qkv.serve.studio.answer import AnswerCache, best_span
 from qkv.serve.studio.document import describe_model, trace_document
 from qkv.serve.studio.neurons import find_examples
 from qkv.serve.studio.options import StudioOptions
 from qkv.serve.studio.requests import ExamplesRequest, SearchRequest, TraceRequest, parse_request
+from qkv.serve.studio.results import ResultCache
 from qkv.serve.studio.runs import Runs
 from qkv.serve.studio.search import run_search
 from qkv.serve.studio.switches import make_edits
@@ -37,7 +37,7 @@ def models() -> dict[str, qkv.Model]:
 
 
 def trace(model: qkv.Model, request: TraceRequest, autoencoders: Any) -> dict[str, Any]:
-    return trace_document(model, request, autoencoders, AnswerCache())
+    return trace_document(model, request, autoencoders, ResultCache())
 
 
 def ask(**values: Any) -> TraceRequest:
@@ -117,7 +117,7 @@ def test_switched_off_parts_are_ablated(models: dict[str, qkv.Model]) -> None:
 
 
 def test_answers_are_kept_until_the_weights_change() -> None:
-    model, answers = make_model("decoder"), AnswerCache()
+    model, answers = make_model("decoder"), ResultCache()
     first = answers.find(model, TEXT, ())
     assert answers.find(model, TEXT, ()) is first
     assert answers.find(model, TEXT, ("decoder.0",)).text != first.text
@@ -250,12 +250,6 @@ def test_a_text_of_too_many_tokens_is_refused(models: dict[str, qkv.Model]) -> N
         trace(long, ask(text="a" * 300), {})
     with pytest.raises(UsageError):  # longer than the model itself can read
         trace(models["decoder"], ask(text="a" * 60), {})
-
-
-def test_the_answer_to_a_question_is_its_best_span() -> None:
-    logits = torch.tensor([[9.0, 9.0], [1.0, 0.0], [0.0, 3.0], [2.0, 0.5], [0.0, 1.5]])
-    assert best_span(logits, [True, False, False, False, False]) == (1, 2)  # the special token has larger logits
-    assert best_span(logits, [True, False, True, False, False]) == (3, 4)  # an end is never before its start
 
 
 def test_a_pair_of_texts_has_a_tab_between_them(models: dict[str, qkv.Model]) -> None:

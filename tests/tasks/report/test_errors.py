@@ -6,15 +6,15 @@ import pytest
 
 import qkv
 from qkv.data import FileLocation, Record
-from qkv.tasks.baseline import BASELINE_NAME
-from qkv.tasks.judges import LabelJudge
+from qkv.tasks.baselines import BASELINE_NAME
 from qkv.tasks.report.errors import ErrorReport, report_errors
-from qkv.tasks.report.score import Judgement
+from qkv.tasks.report.score import ScoredPredictions
+from qkv.tasks.verbs.classify import LabelScorer
 
 NUM_RECORDS = 400
 
 
-def judge_planted(num_classes: int, noise: float, weak: float = 0.0) -> tuple[ErrorReport, set[int]]:
+def score_planted(num_classes: int, noise: float, weak: float = 0.0) -> tuple[ErrorReport, set[int]]:
     """The errors of a model on records with wrong labels, whose numbers are returned, too.
 
     The model and the SVM are right, except that the model is wrong on a fraction `weak` of the records, and unsure.
@@ -34,15 +34,15 @@ def judge_planted(num_classes: int, noise: float, weak: float = 0.0) -> tuple[Er
         rng.uniform(0.5, 0.7) if i in hard else rng.uniform(0.6, 1) for i in range(NUM_RECORDS)
     ]
     records = [Record({"text": str(i), "label": labels[i]}, FileLocation("valid", i)) for i in range(NUM_RECORDS)]
-    judge = LabelJudge(qkv.new("bert-tiny").config)
-    scores = judge.score_each(predicted, labels)
-    judgement = Judgement(judge, records, predicted, labels, scores, confidences, {BASELINE_NAME: truth})
-    return report_errors(judgement), wrong
+    scorer = LabelScorer(qkv.new("bert-tiny").config, [])
+    scores = scorer.score_each(predicted, labels)
+    predictions = ScoredPredictions(scorer, records, predicted, labels, scores, confidences, {BASELINE_NAME: truth})
+    return report_errors(predictions), wrong
 
 
 @pytest.mark.parametrize(("num_classes", "weak"), [(2, 0.0), (2, 0.01), (20, 0.0), (20, 0.2)])
 def test_planted_labels_are_suspect(num_classes: int, weak: float) -> None:
-    report, wrong = judge_planted(num_classes, noise=0.1, weak=weak)
+    report, wrong = score_planted(num_classes, noise=0.1, weak=weak)
     assert report.has_suspect_labels
     assert {int(one.text) for one in report.suspects} <= wrong
     assert report.num_suspects >= len(wrong) / 3  # half of the records are considered
@@ -52,7 +52,7 @@ def test_planted_labels_are_suspect(num_classes: int, weak: float) -> None:
     ("num_classes", "noise", "weak"), [(2, 0.0, 0.0), (2, 0.0, 0.2), (20, 0.0, 0.2), (20, 0.01, 0.0), (2, 0.1, 0.2)]
 )
 def test_right_labels_and_weak_models_raise_no_suspicion(num_classes: int, noise: float, weak: float) -> None:
-    report, _ = judge_planted(num_classes, noise, weak)
+    report, _ = score_planted(num_classes, noise, weak)
     assert not report.has_suspect_labels
 
 
@@ -68,8 +68,8 @@ def test_only_a_confident_model_that_beats_chance_contradicts_labels(
     wrong = set(Random(0).sample(range(NUM_RECORDS), round((1 - accuracy) * NUM_RECORDS)))
     predicted = [other[label] if i in wrong else label for i, label in enumerate(labels)]
     records = [Record({"text": str(i), "label": label}, FileLocation("valid", i)) for i, label in enumerate(labels)]
-    judge = LabelJudge(qkv.new("bert-tiny").config)
-    scores, opinions = judge.score_each(predicted, labels), {BASELINE_NAME: predicted}
+    scorer = LabelScorer(qkv.new("bert-tiny").config, [])
+    scores, opinions = scorer.score_each(predicted, labels), {BASELINE_NAME: predicted}
     sure: list[float | None] = [confidence] * NUM_RECORDS
-    report = report_errors(Judgement(judge, records, predicted, labels, scores, sure, opinions))
+    report = report_errors(ScoredPredictions(scorer, records, predicted, labels, scores, sure, opinions))
     assert report.has_suspect_labels == is_suspect

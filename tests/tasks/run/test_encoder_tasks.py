@@ -1,7 +1,5 @@
 """Tasks that read and do not write: each answer is the one that the text alone gives, laid out by hand."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -11,8 +9,8 @@ import qkv
 from qkv.data.objectives.tagging import EncodeTags
 from qkv.errors import QkvError, UsageError
 from qkv.tasks.evaluate import evaluate, main_metric
-from qkv.tasks.run import answer, classify, embed, fill, tag
-from qkv.tasks.task import TextModel
+from qkv.tasks.verbs import answer, embed, fill
+from qkv.tasks.verbs.tag import mark_first_tokens
 
 CLASSES = ("bad", "good", "so so")
 TEXTS = ["the fox", "a lazy dog runs over it", "Anna in Paris", "fox"]
@@ -34,7 +32,7 @@ def ids(made: qkv.Model, text: str) -> list[int]:
 
 def test_labels_are_those_of_each_text_alone() -> None:
     made = encoder(LABELS)
-    said = classify.run(TextModel(*parts_of(made)), TEXTS, batch_size=3)
+    said = made.classify(TEXTS, batch_size=3)
     made.network.eval()
     for text, label in zip(TEXTS, said, strict=True):
         shares = made.logits([framed(made, ids(made, text))])[0].softmax(-1)
@@ -47,7 +45,7 @@ def test_labels_are_those_of_each_text_alone() -> None:
 def test_a_pair_is_read_with_its_sentence_types() -> None:
     made = encoder(LABELS)
     one, two = "the fox", "a lazy dog"
-    (said,) = classify.run(TextModel(*parts_of(made)), [(one, two)])
+    (said,) = made.classify([(one, two)])
     row = framed(made, ids(made, one), ids(made, two))
     types = [0] * (len(ids(made, one)) + 2) + [1] * (len(ids(made, two)) + 1)
     made.network.eval()
@@ -59,7 +57,7 @@ def test_a_pair_is_read_with_its_sentence_types() -> None:
 
 def test_labels_are_judged() -> None:
     made = encoder(LABELS)
-    said = [one.label for one in classify.run(TextModel(*parts_of(made)), TEXTS)]
+    said = [one.label for one in made.classify(TEXTS)]
     right = [{"text": text, "label": label} for text, label in zip(TEXTS, said, strict=True)]
     found = evaluate(*parts_of(made), records(right))
     assert found.metrics["accuracy"] == 1.0
@@ -85,7 +83,7 @@ def test_classes_without_names_are_numbers() -> None:
 
 def test_a_single_output_is_a_score() -> None:
     made = encoder(qkv.HeadConfig(kind="classify", outputs=1))
-    said = classify.run(TextModel(*parts_of(made)), TEXTS)
+    said = made.classify(TEXTS)
     made.network.eval()
     assert said[1].score == pytest.approx(made.logits([framed(made, ids(made, TEXTS[1]))])[0].item(), abs=1e-5)
     made.network.train()
@@ -103,37 +101,38 @@ def test_long_texts_are_cut_and_told_when_judged_and_refused_when_run() -> None:
     found = evaluate(*parts_of(made), records([{"text": long, "label": "bad"}, {"text": "fox", "label": "bad"}]))
     assert found.notes == ("1 of 2 texts were truncated to the 8 tokens that fit",)
     with pytest.raises(UsageError, match="the text is longer than the 8 tokens"):
-        classify.run(TextModel(*parts_of(made)), [long])
+        made.classify([long])
 
 
-@pytest.mark.parametrize("task", [classify, embed])
-def test_a_text_that_is_too_long_is_named(task: Any) -> None:
-    made = encoder(LABELS, max_positions=8)
+@pytest.mark.parametrize("task", ["classify", "embed"])
+def test_a_text_that_is_too_long_is_named(task: str) -> None:
+    made = encoder(LABELS if task == "classify" else qkv.HeadConfig(kind="embed"), max_positions=8)
+    call = getattr(made, task)
     long = "the lazy dog " * 20
     with pytest.raises(UsageError) as caught:
-        task.run(TextModel(*parts_of(made)), ["fox", long, "dog", long + "!"])
+        call(["fox", long, "dog", long + "!"])
     many = len(framed(made, ids(made, long)))
     begins = repr(long[:40]) + "…"
-    others = '"split" or "truncate"' if task is classify else '"truncate"'
+    others = '"split" or "truncate"' if task == "classify" else '"truncate"'
     assert str(caught.value) == (
         f"2 of 4 texts are longer than the 8 tokens that this model can read: text 2, which begins "
         f"with {begins}, has {many:,} with special tokens; shorten them, or set too_long to {others}"
     )
-    assert len(task.run(TextModel(*parts_of(made)), ["fox", "dog"])) == 2
-    assert len(task.run(TextModel(*parts_of(made)), [])) == 0
+    assert len(call(["fox", "dog"])) == 2
+    assert len(call([])) == 0
 
 
 def test_of_two_texts_both_are_named() -> None:
     made = encoder(LABELS, max_positions=8)
     with pytest.raises(UsageError, match=r"text 1, which begins with 'fox ‖ the lazy dog the lazy .*; shorten it"):
-        classify.run(TextModel(*parts_of(made)), [("fox", "the lazy dog " * 20), ("a", "b")])
+        made.classify([("fox", "the lazy dog " * 20), ("a", "b")])
 
 
 def test_a_decoder_classifies_too() -> None:
     tokenizer = seq2seq_tokenizer()
     head = qkv.HeadConfig(kind="classify", labels=CLASSES, pool="last")
     made = model(qkv.Config(decoder=stack(tokenizer), head=head, pad_token_id=tokenizer.special_tokens.pad), tokenizer)
-    said = classify.run(TextModel(*parts_of(made)), TEXTS)
+    said = made.classify(TEXTS)
     made.network.eval()
     expected = made.logits([tokenizer.encode(TEXTS[1])])[0].softmax(-1).tolist()
     assert [said[1].probabilities[name] for name in CLASSES] == pytest.approx(expected, abs=1e-5)
@@ -147,7 +146,7 @@ SENTENCES = [["Anna", "runs", "in", "Paris", "."], ["the", "jumping", "foxes"], 
 
 def test_tags_are_read_off_each_words_first_token() -> None:
     made = encoder(qkv.HeadConfig(kind="tag", labels=TAGS))
-    said = tag.run(TextModel(*parts_of(made)), SENTENCES, batch_size=2)
+    said = made.tag(SENTENCES, batch_size=2)
     made.network.eval()
     for words, tagged in zip(SENTENCES, (one.words for one in said), strict=True):
         assert [one.word for one in tagged] == words
@@ -166,27 +165,27 @@ def test_the_token_that_is_read_is_the_token_that_was_taught() -> None:
     for words in (*SENTENCES, ["Paris", "\u200b", "fox"], ["dog's", "3.5", "—"]):
         numbers = [str(number) for number in range(len(words))]
         (taught,) = EncodeTags(made.tokenizer, classes=numbers)(records([{"tokens": words, "tags": numbers}]))
-        assert tag.mark_first_tokens(made.tokenizer, words) == {"ids": taught["ids"], "tags": taught["tags"]}
+        assert mark_first_tokens(made.tokenizer, words) == {"ids": taught["ids"], "tags": taught["tags"]}
 
 
 def test_running_text_is_cut_into_words_and_signs() -> None:
     made = encoder(qkv.HeadConfig(kind="tag", labels=TAGS))
-    (said,) = tag.run(TextModel(*parts_of(made)), ["Anna's dog-house, in Paris (3.5 km)!"])
+    (said,) = made.tag(["Anna's dog-house, in Paris (3.5 km)!"])
     assert [one.word for one in said.words] == ["Anna's", "dog-house", ",", "in", "Paris", "(", "3.5", "km", ")", "!"]
-    assert [one.words for one in tag.run(TextModel(*parts_of(made)), ["", " "])] == [[], []]
+    assert [one.words for one in made.tag(["", " "])] == [[], []]
 
 
 def test_a_long_sentence_is_tagged_in_windows_without_losing_a_word() -> None:
     made = encoder(qkv.HeadConfig(kind="tag", labels=TAGS), max_positions=12)
     words = ["fox", "dog", "Anna"] * 20
-    (said,) = tag.run(TextModel(*parts_of(made)), [words])
+    (said,) = made.tag([words])
     assert [one.word for one in said.words] == words
     assert all(one.probability > 0 for one in said.words)
 
 
 def test_tags_are_judged_by_whole_entities() -> None:
     made = encoder(qkv.HeadConfig(kind="tag", labels=TAGS))
-    said = [[one.tag for one in tagged.words] for tagged in tag.run(TextModel(*parts_of(made)), SENTENCES)]
+    said = [[one.tag for one in tagged.words] for tagged in made.tag(SENTENCES)]
     same = [{"tokens": words, "tags": tags} for words, tags in zip(SENTENCES, said, strict=True)]
     found = evaluate(*parts_of(made), records(same))
     assert found.metrics["accuracy"] == 1.0
@@ -247,21 +246,19 @@ def slow_answer(made: qkv.Model, question: str, passage: str) -> tuple[str, floa
 def test_the_answer_is_the_best_of_all_spans(seed: int) -> None:
     made = encoder(SPAN, seed=seed)
     questions = ["who runs?", "the fox", "in Paris?"]
-    said = answer.run(
-        TextModel(*parts_of(made)), [(question, PASSAGE) for question in questions], no_answer=False, batch_size=2
-    )
+    said = made.answer([(question, PASSAGE) for question in questions], must_answer=True, batch_size=2)
     for question, found in zip(questions, said, strict=True):
         text, score = slow_answer(made, question, PASSAGE)
         assert found.text == text == PASSAGE[found.start : found.end]
         assert found.score == pytest.approx(score, abs=1e-4)
-    mayhap = answer.run(TextModel(*parts_of(made)), [(question, PASSAGE) for question in questions])
+    mayhap = made.answer([(question, PASSAGE) for question in questions])
     assert [one.text for one in mayhap] == [one.text if one.score >= 0 else "" for one in said]
 
 
 def test_a_long_passage_is_read_in_windows_and_the_best_of_them_wins() -> None:
     made = encoder(SPAN, max_positions=24)
     passage = " ".join([PASSAGE] * 4)
-    (found,) = answer.run(TextModel(*parts_of(made)), [("who?", passage)], no_answer=False)
+    (found,) = made.answer([("who?", passage)], must_answer=True)
     assert passage[found.start : found.end] == found.text != ""
     assert len(ids(made, passage)) > 24
 
@@ -275,7 +272,7 @@ def test_best_span_keeps_to_the_longest() -> None:
 
 def test_answers_are_judged_against_the_best_reference() -> None:
     made = encoder(SPAN, seed=2)
-    (found,) = answer.run(TextModel(*parts_of(made)), [("who?", PASSAGE)], no_answer=False)
+    (found,) = made.answer([("who?", PASSAGE)], must_answer=True)
     asked = {"question": "who?", "context": PASSAGE, "starts": [0]}
     judged = evaluate(*parts_of(made), records([{**asked, "answers": ["zzz", found.text]}]))
     assert judged.metrics == {"f1": 1.0, "exact_match": 1.0}
@@ -290,15 +287,15 @@ def test_no_answer_is_right_where_there_is_none() -> None:
         made.network.head.out.weight.zero_()  # every span is as likely as none, so a span is given
     none = records([{"question": "who?", "context": "fox, dog", "answers": [], "starts": []}])
     assert evaluate(*parts_of(made), none).metrics["exact_match"] == 0.0
-    (found,) = answer.run(TextModel(*parts_of(made)), [("who?", "")])
+    (found,) = made.answer([("who?", "")])
     assert (found.text, found.start) == ("", -1)
     assert evaluate(*parts_of(made), records([{**none[0].fields, "context": " "}])).metrics["exact_match"] == 1.0
 
 
 def test_a_question_comes_with_a_passage() -> None:
     made = encoder(SPAN)
-    with pytest.raises(UsageError, match="text 2 is not a question with its passage"):
-        answer.run(TextModel(*parts_of(made)), [("who?", "Anna"), "who?"])  # type: ignore[list-item]
+    with pytest.raises(UsageError, match="text 2 is not a question and its context"):
+        made.answer([("who?", "Anna"), "who?"])  # type: ignore[list-item]
 
 
 # ---------------------------------------------------------------- embed
@@ -308,16 +305,16 @@ EMBED = qkv.HeadConfig(kind="embed", pool="mean", normalize=True)
 
 def test_vectors_are_those_of_embed() -> None:
     made = encoder(EMBED)
-    found = embed.run(TextModel(*parts_of(made)), TEXTS, batch_size=3)
+    found = made.embed(TEXTS, batch_size=3)
     made.network.eval()
     torch.testing.assert_close(found, made.embed(TEXTS))
-    assert embed.run(TextModel(*parts_of(made)), []).shape == (0, 16)
+    assert made.embed([]).shape == (0, 16)
 
 
 def test_scores_are_compared_with_cosines() -> None:
     made = encoder(qkv.HeadConfig(kind="embed", pool="mean"))
     pairs = [("the fox", "a dog"), ("fox", "the lazy fox"), ("Anna", "Anna"), ("in Paris", "dogs run")]
-    vectors = [embed.run(TextModel(*parts_of(made)), list(pair)) for pair in pairs]
+    vectors = [made.embed(list(pair)) for pair in pairs]
     cosines = [float(torch.cosine_similarity(*pair, dim=0)) for pair in vectors]
     listed = [{"first": a, "second": b, "score": 5 * near} for (a, b), near in zip(pairs, cosines, strict=True)]
     found = evaluate(*parts_of(made), records(listed))
@@ -384,7 +381,7 @@ def test_gaps_are_filled_with_the_likeliest_words() -> None:
     tokenizer = made.tokenizer
     texts = ["the [MASK] fox", "[MASK] lazy [MASK]"]
     texts = [text.replace("[MASK]", tokenizer.id_to_token(tokenizer.special_tokens.mask)) for text in texts]
-    said = fill.run(TextModel(*parts_of(made)), texts, top=3)
+    said = made.fill(texts, top=3)
     made.network.eval()
     for text, found in zip(texts, said, strict=True):
         row = tokenizer.encode(text, parse_special_tokens=True)
@@ -396,7 +393,7 @@ def test_gaps_are_filled_with_the_likeliest_words() -> None:
             row[place] = int(shares[place].argmax())
         assert found.text == tokenizer.decode(row)
     with pytest.raises(UsageError, match=r"text 2 has nothing to fill in; write .*mask"):
-        fill.run(TextModel(*parts_of(made)), [texts[0], "no gap"])
+        made.fill([texts[0], "no gap"])
 
 
 def test_hidden_words_are_judged_the_same_way_each_time() -> None:

@@ -10,6 +10,7 @@ from qkv.blocks import HeadConfig, Inputs, StackConfig
 from qkv.data.objectives import IGNORE_INDEX, FlatExamples
 from qkv.models import Config, build
 from qkv.tasks.run.example_batches import ExampleBatches
+from qkv.tasks.text_model import TextModel
 
 
 @pytest.mark.parametrize("family", ["encoder", "decoder"])
@@ -25,7 +26,11 @@ def test_logits_at_labels_are_those_of_all_positions(family: str, token_types: i
     lengths = np.array([5, 3, 7])
     ids, kinds = random.integers(1, 30, 15), random.integers(0, 2, 15)
     labels = np.where(random.random(15) < 0.4, ids, IGNORE_INDEX)
-    laid = ExampleBatches(network, FlatExamples(lengths, ids, {"tokens": labels}, token_type_ids=kinds), pad_token_id=0)
+    laid = ExampleBatches(
+        TextModel(network, None, network.config),
+        FlatExamples(lengths, ids, {"tokens": labels}, token_type_ids=kinds),
+        pad_token_id=0,
+    )
     seen: list[int] = []
     blocks = (network.encoder if family == "encoder" else network.decoder).blocks
     blocks[-1].ffn.register_forward_hook(lambda _, __, out: seen.append(out.numel() // out.shape[-1]))
@@ -47,6 +52,6 @@ def test_logits_at_labels_are_those_of_all_positions(family: str, token_types: i
 def test_examples_are_padded_on_the_right() -> None:
     network = task_models.encoder(qkv.HeadConfig(kind="tag", outputs=3)).network
     examples = FlatExamples(np.array([3, 1, 0]), np.array([5, 6, 7, 8]))
-    batched = ExampleBatches(network, examples, pad_token_id=9)
+    batched = ExampleBatches(TextModel(network, None, network.config), examples, pad_token_id=9)
     assert batched.inputs([0, 1, 2]).ids.tolist() == [[5, 6, 7], [8, 9, 9], [9, 9, 9]]
     assert batched.hidden([0, 1, 2])[1].document_ids.tolist() == [[1, 1, 1], [1, 0, 0], [0, 0, 0]]

@@ -11,8 +11,9 @@ import qkv
 from qkv.errors import UsageError
 from qkv.models import Network
 from qkv.tasks.evaluate import evaluate, main_metric
-from qkv.tasks.run import text_to_text
-from qkv.tasks.task import TextModel
+from qkv.tasks.run.generate import continue_texts
+from qkv.tasks.text_model import TextModel
+from qkv.tasks.verbs import text_to_text
 from qkv.text import Tokenizer
 
 SOURCES = ["the fox", "a", "dogs and a fox run over it", "brown dog, lazy", "the lazy dog jumps", "x y z", "Paris"]
@@ -121,11 +122,11 @@ def test_records_that_lack_a_field_are_left_out_and_told() -> None:
 def test_running_gives_what_generate_gives_in_order() -> None:
     made = seq2seq()
     texts = [*SOURCES, "", " "]
-    results = text_to_text.run(TextModel(*parts_of(made)), texts, batch_size=3, max_tokens=12)
+    results = continue_texts(TextModel(*parts_of(made)), texts, {"max_tokens": 12}, 3)
     assert [result.text for result in results[: len(SOURCES)]] == alone(made, SOURCES, max_tokens=12)
     assert [result.text for result in results[len(SOURCES) :]] == ["", ""]
     with pytest.raises(UsageError, match="did you mean 'max_tokens'"):
-        text_to_text.run(TextModel(*parts_of(made)), texts, max_token=12)
+        continue_texts(TextModel(*parts_of(made)), texts, {"max_token": 12}, 3)
     with pytest.raises(UsageError, match="unknown option 'foo'; known: ") as caught:
         made.translate("fox", foo=1)
     known = str(caught.value).partition("known: ")[2].split(", ")

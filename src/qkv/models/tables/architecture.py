@@ -31,7 +31,7 @@ MULTI_LABEL = "multi_label_classification"  # their problem_type of a head whose
 TEMPERATURE_KEY = "calibration_temperature"
 THRESHOLD_KEY = "out_of_scope_threshold"
 OUT_OF_SCOPE_KEY = "out_of_scope_label"
-INPUT_KEYS = ("reads_sentences", "reads_pairs", "text_processor")
+INPUT_KEYS = ("reads_sentences", "reads_pairs", "task", "text_processor")
 
 
 # ── Config rows ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,7 +9,7 @@ import numpy as np
 from qkv.api import Model
 from qkv.serve.http.endpoint import Call, Endpoint
 from qkv.serve.routes.generation_body import ModelName
-from qkv.serve.routes.text_calls import check_count
+from qkv.serve.routes.task_routes import check_count
 from qkv.values import Limits
 
 

@@ -2,16 +2,43 @@
 
 import base64
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from qkv.serve.http.endpoint import Call, Endpoint
 from qkv.serve.routes.generation_body import ModelName
-from qkv.serve.routes.text_answers import TraceAnswer, TracedSite, TracedTokens
+from qkv.serve.routes.task_routes import ServedName
 from qkv.values import Limits
 
 Head = Annotated[int, Limits(0, 4096)]
 Text = Annotated[str, Limits(1)]
 TokenIds = Annotated[list[Annotated[int, Limits(0, 2**31)]], Limits(1)]
+
+
+@dataclass(frozen=True)
+class TracedTokens:
+    """The tokens that one stack reads."""
+
+    ids: list[int]
+    texts: list[str]
+    special: list[bool]
+
+
+@dataclass(frozen=True)
+class TracedSite:
+    """The activations of one site."""
+
+    shape: list[int]
+    dtype: Literal["float32"]
+    data: Annotated[str, "base64 of float32 numbers, little-endian, in row-major order."]
+
+
+@dataclass(frozen=True)
+class TraceResponse:
+    """The activations of one text."""
+
+    model: ServedName
+    tokens: Annotated[dict[str, TracedTokens], "By stack: encoder, decoder or both."]
+    sites: dict[str, TracedSite]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +64,7 @@ class TraceBody:
     heads: Annotated[list[Head], Limits(1, 256), "The heads of scores and patterns."] | None = None
 
 
-async def trace(call: Call) -> TraceAnswer:
+async def trace(call: Call) -> TraceResponse:
     """Answer a request."""
     body: TraceBody = call.body
     served = call.server.pool.find(body.model)
@@ -46,7 +73,7 @@ async def trace(call: Call) -> TraceAnswer:
         text = tuple(text)
     call.request.state.model = served.name
 
-    def run() -> TraceAnswer:
+    def run() -> TraceResponse:
         found = served.model.trace(
             text,
             body.target,
@@ -58,10 +85,10 @@ async def trace(call: Call) -> TraceAnswer:
             stack: TracedTokens(list(one.ids), list(one.texts), list(one.special))
             for stack, one in found.tokens.items()
         }
-        return TraceAnswer(served.name, tokens, {site: describe_site(found[site]) for site in found})
+        return TraceResponse(served.name, tokens, {site: describe_site(found[site]) for site in found})
 
     with served.in_use():
-        result: TraceAnswer = await served.batcher.call(run)
+        result: TraceResponse = await served.batcher.call(run)
         return result
 
 
@@ -71,4 +98,6 @@ def describe_site(tensor: Any) -> TracedSite:
     return TracedSite(list(tensor.shape), "float32", base64.b64encode(data).decode("ascii"))
 
 
-ENDPOINTS = (Endpoint("POST", "/trace", trace, "The activations inside a model.", body=TraceBody, answer=TraceAnswer),)
+ENDPOINTS = (
+    Endpoint("POST", "/trace", trace, "The activations inside a model.", body=TraceBody, answer=TraceResponse),
+)

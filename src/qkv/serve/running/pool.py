@@ -25,7 +25,7 @@ from qkv.serve.running.memory import MemoryGuard
 from qkv.serve.running.token_texts import TokenTexts
 from qkv.serve.settings import MIB, ServeSettings
 from qkv.tasks.chat.conversation import Chat
-from qkv.tasks.evaluate import find_task
+from qkv.tasks.table import find_task
 from qkv.text.chat_renderer import ChatRenderer
 
 log = logging.getLogger("qkv.serve")

@@ -7,7 +7,7 @@ from qkv.api import Model
 from qkv.inside import Edit
 from qkv.serve.studio.requests import MAX_WORDS
 from qkv.tasks.run.translation.align import align_words
-from qkv.tasks.task import TextModel, require_tokenizer
+from qkv.tasks.text_model import TextModel, require_tokenizer
 from qkv.text.words import split_words
 
 

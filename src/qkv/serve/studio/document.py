@@ -8,10 +8,10 @@ from qkv.errors import UsageError
 from qkv.inside import SparseAutoencoder
 from qkv.inside.look.document import VIEWS, LookOptions, document_sites, make_document
 from qkv.serve.studio.alignment import describe_alignment
-from qkv.serve.studio.answer import AnswerCache, read_text, split_pair
 from qkv.serve.studio.neurons import describe_features
 from qkv.serve.studio.next_token import describe_next
 from qkv.serve.studio.requests import MAX_TOKENS, TraceRequest
+from qkv.serve.studio.results import ResultCache, read_text, split_pair
 from qkv.serve.studio.switches import list_stacks, make_edits
 from qkv.tasks.run.look import list_unknown_tokens, list_unread_masks
 from qkv.tasks.run.trace import trace_text
@@ -22,17 +22,17 @@ Autoencoders = Mapping[str, SparseAutoencoder]
 
 
 def trace_document(
-    model: Model, request: TraceRequest, autoencoders: Autoencoders, answers: AnswerCache
+    model: Model, request: TraceRequest, autoencoders: Autoencoders, results: ResultCache
 ) -> dict[str, Any]:
-    """Trace a text with some parts switched off; describe the requested views and the answer."""
+    """Trace a text with some parts switched off; describe the requested views and the result."""
     config, tokenizer = model.config, model.tokenizer
     edits = make_edits(config, request.off)
     ids, token_types = read_text(model, request.text)
     check_num_tokens(len(ids), "text")
-    answer, answer_with_all = (answers.find(model, request.text, off) for off in (request.off, ()))
+    shown, shown_with_all = (results.find(model, request.text, off) for off in (request.off, ()))
     target: str | list[int] | None = None
     if config.family == "seq2seq":
-        target = list(answer.ids) if request.target is None else request.target
+        target = shown.ids if request.target is None else request.target
     notes = [*list_unknown_tokens(tokenizer, ids), *list_unread_masks(tokenizer, request.text, ids)]
     options = LookOptions(
         model_name=request.model,
@@ -59,8 +59,7 @@ def trace_document(
     document = make_document(model.network, trace, tokenizer, options, parts, token_types)
     if features:
         document["neurons"]["layers"] += describe_features(model, trace, features)
-    described = {"title": answer.title, "text": answer.text, "with_all": answer_with_all.text}
-    return document | {"answer": described}
+    return document | {"answer": {**shown.to_dict(), "with_all": shown_with_all.text}}
 
 
 def check_num_tokens(num_tokens: int, name: str) -> None:

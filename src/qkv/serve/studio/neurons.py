@@ -15,8 +15,8 @@ from qkv.inside import SparseAutoencoder, Trace, direction_effect, top_examples,
 from qkv.inside.forward import Example
 from qkv.inside.look.neurons import NUM_PROMOTED, describe_units
 from qkv.inside.neurons import VocabularyEffect, promoted_texts
-from qkv.serve.studio.answer import find_answers, read_text
 from qkv.serve.studio.requests import MAX_TOKENS, ExamplesRequest
+from qkv.serve.studio.results import find_results, read_text
 
 NUM_EXAMPLES = 8
 CONTEXT = 8
@@ -112,5 +112,5 @@ def make_examples(model: Model, texts: Sequence[str], site: str) -> list[Example
     if not network.has_source:
         return list(sources)
     reads_outputs = site.startswith("decoder") and model.config.head.kind == "lm"
-    written = [answer.ids for answer in find_answers(model, texts)] if reads_outputs else [()] * len(texts)
+    written = [answer.ids for answer in find_results(model, texts)] if reads_outputs else [()] * len(texts)
     return [(ids, [start_token(network), *target]) for ids, target in zip(sources, written, strict=True)]

@@ -15,7 +15,7 @@ from qkv.errors import UsageError
 from qkv.inside import Trace
 from qkv.inside.tokens import token_text
 from qkv.page import pack
-from qkv.serve.studio.answer import label_text
+from qkv.serve.studio.results import label_text
 
 NUM_NAMED = 100
 KINDS = {

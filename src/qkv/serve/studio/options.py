@@ -8,8 +8,8 @@ from qkv.errors import UsageError
 from qkv.files import read_text
 from qkv.inside import SparseAutoencoder, list_sites
 from qkv.models import Config
-from qkv.serve.studio.answer import AnswerCache
 from qkv.serve.studio.requests import MAX_EXAMPLES
+from qkv.serve.studio.results import ResultCache
 from qkv.serve.studio.runs import Runs, read_examples
 from qkv.train.run.folder import RunFolder
 
@@ -21,7 +21,7 @@ class StudioOptions:
     runs: Runs = field(default_factory=lambda: Runs([Path("runs")]))
     autoencoders: dict[str, SparseAutoencoder] = field(default_factory=dict)
     examples: Sequence[str] = ()
-    answers: AnswerCache = field(default_factory=AnswerCache)
+    answers: ResultCache = field(default_factory=ResultCache)
 
     def find_autoencoders(self, config: Config) -> dict[str, SparseAutoencoder]:
         """The autoencoders whose site and width a model has."""

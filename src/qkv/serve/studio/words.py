@@ -4,9 +4,9 @@ from typing import Any
 
 from qkv.api import Model
 from qkv.errors import UsageError
-from qkv.serve.studio.answer import find_answers, read_text
 from qkv.serve.studio.document import check_num_tokens
 from qkv.serve.studio.requests import MAX_WORDS, TraceRequest
+from qkv.serve.studio.results import find_results, read_text
 from qkv.serve.studio.switches import make_edits
 from qkv.text.words import split_words
 
@@ -20,7 +20,7 @@ def leave_words_out(model: Model, request: TraceRequest) -> dict[str, Any]:
     shorter = [remove_word(request.text, start, end) for start, end in spans]
     usable = [number for number, text in enumerate(shorter) if text.strip()]
     edits = make_edits(model.config, request.off)
-    answers = find_answers(model, [request.text, *(shorter[number] for number in usable)], edits)
+    answers = find_results(model, [request.text, *(shorter[number] for number in usable)], edits)
     return {
         "answer": answers[0].text,
         "words": [

@@ -2,18 +2,20 @@
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qkv.decode import generate
+from qkv.decode.result import FinishReason
 from qkv.errors import ContextLengthError, UsageError
 from qkv.models import Network
 from qkv.models.runtime.eval_mode import eval_mode
-from qkv.tasks.results import ChatReply
+from qkv.tasks.results import Result, one_line
 from qkv.tasks.run.generate import make_generation_options
-from qkv.tasks.task import TextModel, check_flag
+from qkv.tasks.text_model import TextModel
 from qkv.text.chat_template import JinjaChatTemplate, Message, check_message
+from qkv.values import HIDDEN, check_value
 
 log = logging.getLogger("qkv")
 
@@ -23,6 +25,26 @@ MIN_REPLY_TOKENS = 64
 PLAIN_STOP = ("\nUser:", "\nSystem:")
 
 OnReplyText = Callable[[str], None]
+
+
+@dataclass(frozen=True, repr=False)
+class ChatReply(Result):
+    """The reply of a model in a chat. `messages` is the chat with the reply at its end, for the next call."""
+
+    text: str
+    finish_reason: FinishReason
+    ids: list[int]
+    score: float  # the log-probability of the reply
+    messages: list[Mapping[str, str]] = field(metadata=HIDDEN)
+    num_dropped: int = 0  # old messages that the model did not see, because its context is too short
+
+    def summary(self) -> str:
+        """The text in one line."""
+        return one_line(self.text)
+
+    def body(self) -> str:
+        """The text."""
+        return self.text
 
 
 class Chat:
@@ -44,7 +66,7 @@ class Chat:
         **options: Any,
     ) -> ChatReply:
         """Generate the assistant's reply to the last message."""
-        check_flag("special", special)
+        check_value(bool, special, "special")
         listed = make_messages(messages, system)
         generation = make_generation_options({"max_tokens": max_tokens, **options})
         if self.template.is_plain:

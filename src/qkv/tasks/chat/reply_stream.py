@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterator
 from queue import SimpleQueue
 from threading import Event, Thread
 
-from qkv.tasks.results import ChatReply
+from qkv.tasks.chat.conversation import ChatReply
 
 
 class ReplyStream:

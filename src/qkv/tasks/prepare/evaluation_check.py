@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from qkv.data import Record
-from qkv.data.objectives.table import OBJECTIVES
 from qkv.errors import UsageError, suggest_name
 from qkv.models import Config
-from qkv.tasks.evaluate import available_metrics
+from qkv.tasks.evaluate import available_metrics, has_option
 from qkv.tasks.metrics.rouge import ROUGE_NAMES, has_rouge
+from qkv.tasks.table import find_task
 from qkv.train.recipe.schema import Recipe
 
 
@@ -35,8 +35,8 @@ def check_evaluation(recipe: Recipe, config: Config, records: Sequence[Record]) 
                 f"train.metric = {metric!r} needs the package rouge-score, which is not installed; install it with: "
                 "pip install 'qkv[rouge]', or remove train.metric"
             )
-    beam, spec = recipe.train.eval_beam, OBJECTIVES[kind]
-    if beam > 1 and not (spec.task == "text_to_text" and spec.metrics):
+    beam, task = recipe.train.eval_beam, find_task(config)
+    if beam > 1 and not (task.objective == kind and has_option(task, "beam")):
         raise UsageError(f"train.eval_beam = {beam} has no effect: evaluating {kind} generates no text; remove it")
     if beam > config.stack.vocab_size:
         raise UsageError(

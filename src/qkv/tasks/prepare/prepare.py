@@ -47,6 +47,7 @@ from qkv.tasks.prepare.sources import (
 )
 from qkv.tasks.prepare.tokenizer import load_or_train_tokenizer
 from qkv.tasks.prepare.word_vectors import apply_word_vectors, load_word_vectors
+from qkv.tasks.table import name_task
 from qkv.text import Tokenizer
 from qkv.text.chat_template import DEFAULT_TEMPLATE
 from qkv.train.recipe.check import check_recipe
@@ -134,7 +135,7 @@ def _prepare(
         has_text_pairs=spec.pair_field in fields,
         max_length=max(data.max_length, data.max_source_length),
     )
-    config = build_config(recipe, requirements)
+    config = name_task(build_config(recipe, requirements), recipe.objective.kind)
     check_fixed_memory(recipe, config, free_memory)
     notes += [*recurrence_notes(recipe), *checkpoint_notes(recipe, config, tokenizer)]
     word_vectors = load_word_vectors(recipe.model, config, tokenizer)

@@ -13,6 +13,7 @@ from qkv.errors import QkvError
 from qkv.progress import OnStage
 from qkv.tasks.prepare.prepare import PreparedRun, prepare
 from qkv.tasks.prepare.sources import DataSource, FileSource, open_source, open_sources, sample_records
+from qkv.tasks.task import Task
 from qkv.tasks.train import split_long_texts
 from qkv.text import Tokenizer
 from qkv.train.recipe.schema import Recipe
@@ -20,7 +21,6 @@ from qkv.train.recipe.schema import Recipe
 MAX_EVALUATION_RECORDS = 20_000  # read, to sample from and to compare with the training data
 MAX_TRAINING_RECORDS = 50_000  # for baselines; leakage is searched in all records
 MAX_TEXT_CHARS = 20_000_000  # of all documents together
-DOCUMENT_TASKS = ("language", "fill")
 MAX_LENGTH_SAMPLE = 2000  # records whose tokens are counted
 MIN_LINE_WORDS = 8
 
@@ -30,7 +30,7 @@ class ReportData:
     """The records of a run. Evaluation records are those of the validation data, else those of the test data."""
 
     recipe: Recipe
-    task: str
+    task: Task
     evaluation: list[Record]
     evaluation_sources: Sequence[DataSource]
     training_sources: list[DataSource]
@@ -46,7 +46,7 @@ class ReportData:
     @property
     def unit(self) -> str:
         """What a record of this data is."""
-        is_text = self.task in DOCUMENT_TASKS and any("text" in one.fields for one in self.evaluation)
+        is_text = self.task.reads_documents and any("text" in one.fields for one in self.evaluation)
         return "document" if is_text else "record"
 
     def training(self) -> Iterator[Record]:
@@ -55,7 +55,7 @@ class ReportData:
 
     def sample_training(self, count: int = MAX_TRAINING_RECORDS) -> list[Record]:
         """Some training records, always the same ones; of documents, excerpts of the first ones."""
-        records = self.training_documents() if self.task in DOCUMENT_TASKS else self.training()
+        records = self.training_documents() if self.task.reads_documents else self.training()
         return split_long_texts(sample_records(records, count), self.task)[:count]
 
     def training_documents(self) -> Iterator[Record]:
@@ -63,7 +63,7 @@ class ReportData:
         return limit_text(self.training())
 
 
-def read_data(recipe: Recipe, task: str) -> ReportData:
+def read_data(recipe: Recipe, task: Task) -> ReportData:
     """Read the evaluation records of a run, and open its training data."""
     sources = open_sources(recipe)
     problems = Problems(max_invalid_fraction=1)
@@ -73,7 +73,7 @@ def read_data(recipe: Recipe, task: str) -> ReportData:
 
     def read(parts: Sequence[DataSource]) -> list[Record]:
         records = chain.from_iterable(source.records(problems) for source in parts)
-        return sample_records(limit_text(records) if task in DOCUMENT_TASKS else records, MAX_EVALUATION_RECORDS)
+        return sample_records(limit_text(records) if task.reads_documents else records, MAX_EVALUATION_RECORDS)
 
     valid, tested = read(sources.valid), read(test)
     if not (valid or tested):

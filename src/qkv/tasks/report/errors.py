@@ -5,16 +5,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from qkv.tasks.baseline import BASELINE_NAME
-from qkv.tasks.judges import LabelJudge, LabelSetJudge
-from qkv.tasks.report.score import JudgedRecord, Judgement
+from qkv.tasks.baselines import BASELINE_NAME
+from qkv.tasks.report.score import ScoredPredictions, ScoredRecord
 
 MAX_LISTED = 8
-SLACK = 0.02  # a model at most this much worse than the baseline can still judge labels
+SLACK = 0.02  # a model at most this much worse than the baseline can still scorer labels
 MANY_CLASSES = 10  # with this many, two models rarely choose the same wrong class, even if one of them is weak
 SURE = 0.5  # the lowest confidence of a sure prediction
 VERY_SURE = 0.8  # the lowest confidence of a prediction that contradicts a label
-MIN_SKILL = 1 / 3  # of the errors of the majority-class baseline: the fraction that a model must avoid to judge labels
+MIN_SKILL = 1 / 3  # of the errors of the majority-class baseline: the fraction that a model must avoid to scorer labels
 WRONG = 0.5  # a record with a lower score is wrong
 MIN_SUSPECTS = 5
 SUSPECT_FRACTION = 0.05
@@ -26,12 +25,12 @@ class ErrorReport:
     """The errors to read first."""
 
     num_wrong: int
-    worst: tuple[JudgedRecord, ...]
-    surest: tuple[JudgedRecord, ...]  # wrong predictions with the highest confidence
-    suspects: tuple[JudgedRecord, ...]  # the model is confident, and a baseline predicts the same other label
+    worst: tuple[ScoredRecord, ...]
+    surest: tuple[ScoredRecord, ...]  # wrong predictions with the highest confidence
+    suspects: tuple[ScoredRecord, ...]  # the model is confident, and a baseline predicts the same other label
     num_suspects: int = 0
     num_sure: int = 0  # the number of records in the more confident half
-    is_reliable: bool = True  # whether both models together can judge a label
+    is_reliable: bool = True  # whether both models together can scorer a label
 
     @property
     def has_suspect_labels(self) -> bool:
@@ -44,26 +43,28 @@ class ErrorReport:
         return asdict(self) | {"has_suspect_labels": self.has_suspect_labels}
 
 
-def report_errors(judgement: Judgement) -> ErrorReport:
+def report_errors(predictions: ScoredPredictions) -> ErrorReport:
     """List the worst errors, those with the highest confidence, and suspect labels."""
-    wrong = [i for i, score in enumerate(judgement.scores) if score < WRONG]
-    sure = [i for i in wrong if (judgement.confidences[i] or 0.0) >= SURE]
-    sure.sort(key=lambda i: -(judgement.confidences[i] or 0.0))
-    is_label = isinstance(judgement.judge, LabelJudge) and not isinstance(judgement.judge, LabelSetJudge)
-    worst = [] if is_label else sorted(wrong, key=lambda i: judgement.scores[i])  # a wrong class is just wrong
-    suspects, num_sure = find_suspects(judgement) if is_label else ([], 0)
-    opinion = second_opinion(judgement)
-    others = judgement.judge.score_each(opinion, judgement.expected) if len(opinion) else []
-    is_skilled = is_label and all(beats_majority(scores, judgement.expected) for scores in (judgement.scores, others))
-    is_close = sum(judgement.scores) >= sum(others) - SLACK * len(others)
+    wrong = [i for i, score in enumerate(predictions.scores) if score < WRONG]
+    sure = [i for i in wrong if (predictions.confidences[i] or 0.0) >= SURE]
+    sure.sort(key=lambda i: -(predictions.confidences[i] or 0.0))
+    is_label = predictions.scorer.modality == "label"
+    worst = [] if is_label else sorted(wrong, key=lambda i: predictions.scores[i])  # a wrong class is just wrong
+    suspects, num_sure = find_suspects(predictions) if is_label else ([], 0)
+    opinion = second_opinion(predictions)
+    others = predictions.scorer.score_each(opinion, predictions.expected) if len(opinion) else []
+    is_skilled = is_label and all(
+        beats_majority(scores, predictions.expected) for scores in (predictions.scores, others)
+    )
+    is_close = sum(predictions.scores) >= sum(others) - SLACK * len(others)
     return ErrorReport(
         num_wrong=len(wrong),
-        worst=list_records(judgement, worst),
-        surest=list_records(judgement, sure),
-        suspects=list_records(judgement, suspects),
+        worst=list_records(predictions, worst),
+        surest=list_records(predictions, sure),
+        suspects=list_records(predictions, suspects),
         num_suspects=len(suspects),
         num_sure=num_sure,
-        is_reliable=is_skilled and (is_close or len(set(judgement.expected)) >= MANY_CLASSES),
+        is_reliable=is_skilled and (is_close or len(set(predictions.expected)) >= MANY_CLASSES),
     )
 
 
@@ -73,31 +74,31 @@ def beats_majority(scores: Sequence[float], expected: Sequence[Any]) -> bool:
     return sum(scores) - chance > MIN_SKILL * (len(expected) - chance)
 
 
-def find_suspects(judgement: Judgement) -> tuple[list[int], int]:
+def find_suspects(predictions: ScoredPredictions) -> tuple[list[int], int]:
     """Records whose label is probably wrong, by confidence, and the number of records that were considered.
 
     They are in the half of the records with the highest confidence, which must be at least `VERY_SURE`, and a baseline,
     which uses other features, predicts the same class. Both together are rarely wrong.
     """
-    opinion = second_opinion(judgement)
-    confidences = [one or 0.0 for one in judgement.confidences]
+    opinion = second_opinion(predictions)
+    confidences = [one or 0.0 for one in predictions.confidences]
     if not opinion or not confidences:
         return [], 0
     median = sorted(confidences)[len(confidences) // 2]
     sure = [i for i, confidence in enumerate(confidences) if confidence >= max(median, VERY_SURE)]
-    found = [i for i in sure if judgement.predicted[i] == opinion[i] != judgement.expected[i]]
+    found = [i for i in sure if predictions.predicted[i] == opinion[i] != predictions.expected[i]]
     return sorted(found, key=lambda i: -confidences[i]), len(sure)
 
 
-def second_opinion(judgement: Judgement) -> Sequence[Any]:
+def second_opinion(predictions: ScoredPredictions) -> Sequence[Any]:
     """The predictions of the best baseline that reads the text, or () if there is none."""
     for name in (BASELINE_NAME, "nearest text (BM25)"):
-        if name in judgement.opinions:
-            return judgement.opinions[name]
+        if name in predictions.opinions:
+            return predictions.opinions[name]
     return ()
 
 
-def list_records(judgement: Judgement, numbers: Sequence[int]) -> tuple[JudgedRecord, ...]:
+def list_records(predictions: ScoredPredictions, numbers: Sequence[int]) -> tuple[ScoredRecord, ...]:
     """The first of these records."""
-    opinion = second_opinion(judgement)
-    return tuple(judgement.judged(i, opinion) for i in numbers[:MAX_LISTED])
+    opinion = second_opinion(predictions)
+    return tuple(predictions.scored_record(i, opinion) for i in numbers[:MAX_LISTED])

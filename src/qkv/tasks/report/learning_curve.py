@@ -25,11 +25,11 @@ import numpy as np
 
 from qkv.data.records import Record
 from qkv.tasks.evaluate import evaluate
-from qkv.tasks.judges import Judge
 from qkv.tasks.metrics.bootstrap import Interval, bootstrap, percentiles
 from qkv.tasks.metrics.notation import find_scale
-from qkv.tasks.report.score import judge_records, to_points
-from qkv.tasks.task import TextModel
+from qkv.tasks.report.score import predict_and_score, to_points
+from qkv.tasks.scorer import TaskScorer
+from qkv.tasks.text_model import TextModel
 from qkv.tasks.train import train
 from qkv.train.recipe.schema import DataSection, Recipe
 
@@ -149,29 +149,29 @@ def extrapolate(metric: str, scores: Mapping[int, Sequence[float]]) -> Gain:
 
 
 def baseline_curve(
-    judge: Judge,
+    scorer: TaskScorer,
     training: Sequence[Record],
     records: Sequence[Record],
     name: str,
-    predict: Callable[[Judge, Sequence[Record], Sequence[Record]], list[Any]],
+    predict: Callable[[TaskScorer, Sequence[Record], Sequence[Record]], list[Any]],
     max_seconds: float,
 ) -> LearningCurve | None:
     """The learning curve of a baseline."""
-    usable = [one for one in training if judge.is_usable(one)]
-    expected = [judge.expected(one) for one in records]
+    usable = [one for one in training if scorer.is_usable(one)]
+    expected = [scorer.expected(one) for one in records]
     return learn_fractions(
-        judge.metric,
+        scorer.metric,
         name,
         usable,
         BASELINE_FRACTIONS,
-        lambda chosen: judge.measure(predict(judge, chosen, records), expected),
+        lambda chosen: scorer.measure(predict(scorer, chosen, records), expected),
         max_seconds,
         MAX_SUBSETS,
     )
 
 
 def recipe_curve(
-    judge: Judge,
+    scorer: TaskScorer,
     recipe: Recipe,
     model_folder: str,
     training: Sequence[Record],
@@ -181,11 +181,11 @@ def recipe_curve(
     """The learning curve of the run's own recipe."""
 
     def score(model: TextModel, seconds: float) -> float:
-        found = judge_records(judge, model, records, seconds, len(records))
-        return judge.measure(found.predicted, found.expected)
+        found = predict_and_score(scorer, model, records, seconds, len(records))
+        return scorer.measure(found.predicted, found.expected)
 
-    usable = [one for one in training if judge.is_usable(one)]
-    return train_on_fractions(judge.metric, recipe, model_folder, usable, records, score, minutes)
+    usable = [one for one in training if scorer.is_usable(one)]
+    return train_on_fractions(scorer.metric, recipe, model_folder, usable, records, score, minutes)
 
 
 def language_curve(

@@ -22,18 +22,15 @@ from qkv.files import to_path
 from qkv.inside.doctor import Finding, Subject, run_check, take_sequences
 from qkv.progress import OnStage
 from qkv.store.bundled import find_bundled
-from qkv.tasks.baseline import BASELINE_NAME
+from qkv.tasks.baselines import BASELINE_NAME, applicable_baselines, unigram_scores
 from qkv.tasks.describe import first_batch
-from qkv.tasks.evaluate import evaluate, find_task
-from qkv.tasks.judges import Judge, LabelJudge, find_judge
+from qkv.tasks.evaluate import evaluate
 from qkv.tasks.metrics.notation import name_metric
 from qkv.tasks.prepare.model import apply_adapters
 from qkv.tasks.prepare.prepare import PreparedRun
 from qkv.tasks.report.advice import give_advice
-from qkv.tasks.report.baselines import applicable_baselines, unigram_scores
 from qkv.tasks.report.curve_verdict import diagnose_curves, late_metric_gain
 from qkv.tasks.report.data import (
-    DOCUMENT_TASKS,
     MAX_TEXT_CHARS,
     DataReport,
     ReportData,
@@ -53,15 +50,18 @@ from qkv.tasks.report.learning_curve import (
 )
 from qkv.tasks.report.report import RunReport
 from qkv.tasks.report.score import (
-    Judgement,
     Measured,
+    ScoredPredictions,
     ScoreReport,
     add_baselines,
-    judge_records,
+    find_scorer,
     measure,
+    predict_and_score,
     report_score,
 )
-from qkv.tasks.task import TextModel, require_tokenizer
+from qkv.tasks.scorer import TaskScorer
+from qkv.tasks.table import find_task
+from qkv.tasks.text_model import TextModel, require_tokenizer
 from qkv.tasks.train import EXCERPT_CHARS, split_long_texts
 from qkv.train.recipe import recipe_file
 from qkv.train.run.curves import read_curves
@@ -114,7 +114,7 @@ class Reporter:
         self.model_notes, self.is_finished = tuple(stored.notes), folder.has_model
         self.notes: list[str] = []
         self.model = TextModel(stored.network, require_tokenizer(stored.tokenizer), stored.config)
-        self.task = find_task(stored.config).name
+        self.task = find_task(stored.config)
         self.curves = read_curves(self.path.name, self.path)
         self.fit = diagnose_curves(self.curves)
         self.seconds = options.seconds
@@ -137,19 +137,19 @@ class Reporter:
         self.stage("reading")
         data = read_data(self.recipe, self.task)
         train = self.recipe.train
-        judge = find_judge(self.model.config, data.evaluation, train.eval_beam, train.metric)
-        if judge is not None and train.metric not in ("", "loss", judge.metric):
-            shown = name_metric(judge.metric)
+        scorer = find_scorer(self.model.config, data.evaluation, train.eval_beam, train.metric)
+        if scorer is not None and train.metric not in ("", "loss", scorer.metric):
+            shown = name_metric(scorer.metric)
             self.notes.append(f"the score is {shown}: a report cannot show train.metric = {train.metric!r}")
         training = data.sample_training()
         self.stage("evaluating")
-        score, judgement = self.score(data, judge, training)
-        errors = None if judgement is None else report_errors(judgement)
+        score, predictions = self.score(data, scorer, training)
+        errors = None if predictions is None else report_errors(predictions)
         self.stage("comparing records")
-        leakage, clean, test_leakage = self.leakage(data, judge, judgement)
-        counted, prepared = self.count_data(data, judge, training)
+        leakage, clean, test_leakage = self.leakage(data, scorer, predictions)
+        counted, prepared = self.count_data(data, scorer, training)
         self.stage("learning curve")
-        curve = self.learning_curve(data, judge, judgement, training, score)
+        curve = self.learning_curve(data, scorer, predictions, training, score)
         metric_curve = self.curves.validation.get(score.metric, []) if score is not None else []
         found = RunDiagnostics(
             folder=self.run,
@@ -163,7 +163,7 @@ class Reporter:
             learning_curve=curve,
             recipe=self.recipe,
             config=self.model.config,
-            most_common_output_fraction=most_common_output_fraction(judgement),
+            most_common_output_fraction=most_common_output_fraction(predictions),
             metric_curve=metric_curve,
             full_epochs=self.curves.full_epochs,
             late_metric_gain=late_metric_gain(metric_curve, self.curves.lr),
@@ -172,7 +172,7 @@ class Reporter:
         found.lr_check = self.check_lr(prepared, found)
         return RunReport(
             **{one.name: getattr(found, one.name) for one in fields(RunFindings)},
-            task=self.task,
+            task=self.task.name,
             data_name=data.name,
             advice=tuple(give_advice(found)),
             curves=self.curves,
@@ -182,26 +182,26 @@ class Reporter:
         )
 
     def score(
-        self, data: ReportData, judge: Judge | None, training: Sequence[Record]
-    ) -> tuple[ScoreReport | None, Judgement | None]:
+        self, data: ReportData, scorer: TaskScorer | None, training: Sequence[Record]
+    ) -> tuple[ScoreReport | None, ScoredPredictions | None]:
         """The score of the model and of the baselines, and the predictions."""
-        if judge is None:
-            return (self.language_score(data, training) if self.task in DOCUMENT_TASKS else None), None
-        usable = sum(map(judge.is_usable, data.evaluation))
+        if scorer is None:
+            return (self.language_score(data, training) if self.task.reads_documents else None), None
+        usable = sum(map(scorer.is_usable, data.evaluation))
         count = self.options.max_records
-        judgement = judge_records(judge, self.model, data.evaluation, self.seconds, count)
-        if self.options.quick and len(judgement.records) < min(usable, MIN_QUICK_RECORDS):
+        predictions = predict_and_score(scorer, self.model, data.evaluation, self.seconds, count)
+        if self.options.quick and len(predictions.records) < min(usable, MIN_QUICK_RECORDS):
             return None, None
         on_training = None
-        if not self.options.quick and any(map(judge.is_usable, training)):
-            on_training = judge_records(judge, self.model, training, self.seconds / 4, len(judgement.records))
-        add_baselines(judgement, training, only_cheap=self.options.quick)
-        score = report_score(judgement, len(data.evaluation), usable, on_training)
+        if not self.options.quick and any(map(scorer.is_usable, training)):
+            on_training = predict_and_score(scorer, self.model, training, self.seconds / 4, len(predictions.records))
+        add_baselines(predictions, training, only_cheap=self.options.quick)
+        score = report_score(predictions, len(data.evaluation), usable, on_training)
         if score.num_records < usable:
             self.notes.append(
                 f"the score is over a sample of {score.num_records:,} of {usable:,} records (--limit, --seconds)"
             )
-        return score, judgement
+        return score, predictions
 
     def language_score(self, data: ReportData, training: Sequence[Record]) -> ScoreReport | None:
         """The loss of a language model, or the accuracy of a masked one, with a unigram model as the baseline."""
@@ -235,53 +235,53 @@ class Reporter:
         return ScoreReport(found.main_metric, own, baselines, None, found.num_records, num_usable, unit=unit)
 
     def leakage(
-        self, data: ReportData, judge: Judge | None, judgement: Judgement | None
+        self, data: ReportData, scorer: TaskScorer | None, predictions: ScoredPredictions | None
     ) -> tuple[LeakageReport | None, float | None, LeakageReport | None]:
         """Leaks of the evaluation data, the score without them, and leaks of the test data."""
         limit = self.seconds / 3
-        if judge is None:
+        if scorer is None:
             if self.options.quick or not any("text" in one.fields for one in data.evaluation):
                 return None, None, None
             lines = list(islice(read_lines(data.evaluation_sources), MAX_LINES))
             training = read_lines(data.training_sources)
             found = find_leakage(lines, training, lambda one: str(one.fields["text"]), unit="line", max_seconds=limit)
             return found, None, None
-        used = [one for one in data.evaluation if judge.is_usable(one)]
-        training = (one for one in data.training() if judge.is_usable(one))
+        used = [one for one in data.evaluation if scorer.is_usable(one)]
+        training = (one for one in data.training() if scorer.is_usable(one))
 
         def full_text(record: Record) -> str:
-            return Judge.text(judge, record)  # of an answer, with its passage
+            return scorer.full_text(record)
 
         def target(record: Record) -> str:
-            return judge.show(judge.expected(record), record)
+            return scorer.show(scorer.expected(record), record)
 
-        has_labels = isinstance(judge, LabelJudge)
+        has_labels = scorer.modality in ("label", "labels")
         found = find_leakage(used, training, full_text, target_of=target, has_labels=has_labels, max_seconds=limit)
         if not found.complete:
             self.notes.append(f"the first {found.num_training:,} training records were compared (--seconds)")
         clean = None
-        if found.leaks and judgement is not None:
+        if found.leaks and predictions is not None:
             leaked = {id(used[i]) for i in found.leaks}
-            kept = [i for i, one in enumerate(judgement.records) if id(one) not in leaked]
-            predicted, expected = ([side[i] for i in kept] for side in (judgement.predicted, judgement.expected))
-            clean = float(judge.measure(predicted, expected)) if kept else None
-        tested = [one for one in data.test if judge.is_usable(one)]
+            kept = [i for i, one in enumerate(predictions.records) if id(one) not in leaked]
+            predicted, expected = ([side[i] for i in kept] for side in (predictions.predicted, predictions.expected))
+            clean = float(scorer.measure(predicted, expected)) if kept else None
+        tested = [one for one in data.test if scorer.is_usable(one)]
         test = None
         if tested and not self.options.quick:
-            training = (one for one in data.training() if judge.is_usable(one))
+            training = (one for one in data.training() if scorer.is_usable(one))
             test = find_leakage(tested, training, full_text, target_of=target, max_seconds=limit)
         return found, clean, test
 
     def count_data(
-        self, data: ReportData, judge: Judge | None, training: Sequence[Record]
+        self, data: ReportData, scorer: TaskScorer | None, training: Sequence[Record]
     ) -> tuple[DataReport | None, PreparedRun | None]:
         """What training truncated and left out."""
         if self.options.quick:
             return None, None
         classes: Counter[str] = Counter()
-        if judge is not None and judge.has_classes:
-            usable = (one for one in training if judge.is_usable(one))
-            classes.update(str(judge.class_of(item)) for one in usable for item in judge.items(judge.expected(one)))
+        if scorer is not None and scorer.has_classes:
+            usable = (one for one in training if scorer.is_usable(one))
+            classes.update(str(scorer.class_of(item)) for one in usable for item in scorer.items(scorer.expected(one)))
         try:
             return report_data(data, self.model.tokenizer, dict(classes.most_common()), self.progress)
         except QkvError as error:
@@ -291,8 +291,8 @@ class Reporter:
     def learning_curve(
         self,
         data: ReportData,
-        judge: Judge | None,
-        judgement: Judgement | None,
+        scorer: TaskScorer | None,
+        predictions: ScoredPredictions | None,
         training: Sequence[Record],
         score: ScoreReport | None,
     ) -> LearningCurve | None:
@@ -302,18 +302,22 @@ class Reporter:
             return None
         if minutes:
             reason, curve = "the model was not evaluated", None
-            if judge is not None and judgement is not None:
-                curve = recipe_curve(judge, self.recipe, self.run, training, judgement.records, minutes)
-                reason = explain_no_curve(sum(map(judge.is_usable, training)))
+            if scorer is not None and predictions is not None:
+                curve = recipe_curve(scorer, self.recipe, self.run, training, predictions.records, minutes)
+                reason = explain_no_curve(sum(map(scorer.is_usable, training)))
             elif score is not None:
                 curve, reason = self.language_curve(data, score, minutes)
             if curve is None:
                 self.notes.append(f"there is no learning curve: {reason}")
             return curve
-        linear = applicable_baselines(judge, judgement.records).get(BASELINE_NAME) if judge and judgement else None
-        if judge is None or judgement is None or linear is None:
+        linear = (
+            applicable_baselines(scorer, predictions.records).get(BASELINE_NAME) if scorer and predictions else None
+        )
+        if scorer is None or predictions is None or linear is None:
             return None
-        return baseline_curve(judge, training, judgement.records, BASELINE_NAME, linear, BASELINE_CURVE_SECONDS)
+        return baseline_curve(
+            scorer, training, predictions.records, BASELINE_NAME, linear.predict, BASELINE_CURVE_SECONDS
+        )
 
     def language_curve(self, data: ReportData, score: ScoreReport, minutes: float) -> tuple[LearningCurve | None, str]:
         """The curve of a language model, or why there is none."""
@@ -337,12 +341,12 @@ class Reporter:
         return run_check("lr", Subject(network, tokenizer, batch, recipe.objective, recipe.train, is_new=True))
 
 
-def most_common_output_fraction(judgement: Judgement | None) -> float:
+def most_common_output_fraction(predictions: ScoredPredictions | None) -> float:
     """The fraction of predictions that are equal; 0 if that is what is expected."""
-    if judgement is None or not judgement.predicted:
+    if predictions is None or not predictions.predicted:
         return 0.0
     shown, wanted = (
-        Counter(map(judgement.judge.show, side)).most_common(1)[0][1] / len(side)
-        for side in (judgement.predicted, judgement.expected)
+        Counter(map(predictions.scorer.show, side)).most_common(1)[0][1] / len(side)
+        for side in (predictions.predicted, predictions.expected)
     )
     return shown if wanted < 0.8 * shown else 0.0

@@ -3,7 +3,7 @@
 import shlex
 
 from qkv.data.objectives.table import OBJECTIVES
-from qkv.tasks.baseline import BASELINE_NAME
+from qkv.tasks.baselines import BASELINE_NAME
 from qkv.tasks.metrics.notation import name_metric
 from qkv.tasks.report.diagnostics import Advice, RunDiagnostics, count_nouns, list_files
 from qkv.tasks.report.leakage import LeakageReport

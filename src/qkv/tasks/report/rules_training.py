@@ -17,6 +17,7 @@ from qkv.tasks.report.diagnostics import (
     list_files,
 )
 from qkv.tasks.report.score import format_score, to_points
+from qkv.tasks.table import find_starters
 from qkv.train.run.folder import resume_command
 
 GAP_POINTS = 8.0  # between the scores on training and validation data
@@ -25,13 +26,13 @@ MIN_EPOCHS = 2.0  # if the model has seen its training data less often, it was n
 ENOUGH_EPOCHS = 10  # a language model that is near the unigram model after these needs more than a longer run
 MAX_DROPOUT, DROPOUT_STEP = 0.5, 0.1
 PRETRAINED = "sentence-transformers/all-MiniLM-L6-v2"
-INIT_TASKS = {
-    "classification": "classify",
-    "tagging": "tag",
-    "question_answering": "answer",
-    "contrastive": "embed",
-}
-"""The tasks of `qkv init` by objective, for which a pretrained encoder helps."""
+
+
+def find_init_task(run: RunDiagnostics) -> str:
+    """The task of `qkv init` for the objective of a run, if a pretrained encoder helps with it; else ""."""
+    starters = find_starters().items()
+    kind = run.recipe.objective.kind
+    return next((name for name, one in starters if one.objective_kind == kind and one.pretrained), "")
 
 
 def advise_resuming(run: RunDiagnostics) -> Advice | None:
@@ -187,7 +188,7 @@ def describe_same_output(run: RunDiagnostics) -> str:
 
 def advise_pretrained(run: RunDiagnostics) -> Advice | None:
     """A new encoder that a simple baseline beats, or that memorises its training data, needs better weights."""
-    can_start = run.is_trained_from_scratch and run.recipe.objective.kind in INIT_TASKS
+    can_start = run.is_trained_from_scratch and find_init_task(run)
     if not can_start or not run.is_finished or run.has_not_learned or run.is_nearly_perfect:
         return None
     reason = compare_with_baseline(run)
@@ -245,7 +246,7 @@ def init_command(run: RunDiagnostics, checkpoint: str) -> str:
     data, recipe = run.recipe.data, f"{run.new_run}.toml"
     if not data.train:  # a mixture, which `qkv init` does not write
         return ""
-    words = ["qkv", "init", INIT_TASKS[run.recipe.objective.kind], *list_files(data.train)]
+    words = ["qkv", "init", find_init_task(run), *list_files(data.train)]
     for option, files in (("--valid", data.valid), ("--test", data.test)):
         words += [word for file in list_files(files) for word in (option, file)]
     words += [word for field, column in data.columns.items() for word in ("--columns", f"{field}={column}")]

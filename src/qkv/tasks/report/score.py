@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from qkv.data.records import Record
-from qkv.tasks import metrics
-from qkv.tasks.judges import Judge
+from qkv.models import Config
+from qkv.tasks.baselines import applicable_baselines
 from qkv.tasks.metrics.bootstrap import confidence_intervals
 from qkv.tasks.metrics.notation import find_scale, name_metric
-from qkv.tasks.report.baselines import applicable_baselines
-from qkv.tasks.task import TextModel
+from qkv.tasks.scorer import TaskScorer
+from qkv.tasks.table import find_task
+from qkv.tasks.text_model import TextModel
 from qkv.text.bm25 import normalized_words
 
 TIMED_RECORDS, SAMPLE_GROWTH = 4, 8
@@ -24,7 +25,7 @@ MIN_GROUP = 10  # records of a group of lengths
 
 
 @dataclass(frozen=True)
-class JudgedRecord:
+class ScoredRecord:
     """A record of the evaluation with the model's prediction."""
 
     location: str
@@ -83,10 +84,10 @@ class ScoreReport:
 
 
 @dataclass
-class Judgement:
+class ScoredPredictions:
     """The predictions of a model, their scores, and the predictions of baselines."""
 
-    judge: Judge
+    scorer: TaskScorer
     records: list[Record]
     predicted: list[Any]
     expected: list[Any]
@@ -94,50 +95,62 @@ class Judgement:
     confidences: list[float | None]
     opinions: dict[str, list[Any]] = field(default_factory=dict)  # the predictions of each baseline
 
-    def judged(self, number: int, opinion: Sequence[Any] = ()) -> JudgedRecord:
+    def scored_record(self, number: int, opinion: Sequence[Any] = ()) -> ScoredRecord:
         """One record, with the prediction of a second model if there is one."""
         record = self.records[number]
-        return JudgedRecord(
+        return ScoredRecord(
             str(record.location),
-            self.judge.text(record),
-            self.judge.show(self.predicted[number], record),
-            self.judge.show(self.expected[number], record),
+            self.scorer.text(record),
+            self.scorer.show(self.predicted[number], record),
+            self.scorer.show(self.expected[number], record),
             self.scores[number],
             self.confidences[number],
-            self.judge.show(opinion[number], record) if len(opinion) else "",
+            self.scorer.show(opinion[number], record) if len(opinion) else "",
         )
 
 
-def judge_records(
-    judge: Judge, model: TextModel, records: Sequence[Record], max_seconds: float, max_records: int
-) -> Judgement:
+def find_scorer(config: Config, records: Sequence[Record], beam: int = 1, metric: str = "") -> TaskScorer | None:
+    """The scorer of a model's task; None for language models, and if the records lack the fields of the task.
+
+    `metric` is the metric that the recipe chose. It is the main metric if the scorer can compute it.
+    """
+    found = find_task(config).find_scorer(config, records, beam)
+    if found is None or not any(map(found.is_usable, records)):
+        return None
+    found.choose_metric(metric)
+    return found
+
+
+def predict_and_score(
+    scorer: TaskScorer, model: TextModel, records: Sequence[Record], max_seconds: float, max_records: int
+) -> ScoredPredictions:
     """Predict a random sample of the records, as large as the time and `max_records` allow.
 
     The sample grows from `TIMED_RECORDS`, and the time of one size decides on the next. It is always the same sample,
     because files are often sorted by class.
     """
-    usable = [one for one in records if judge.is_usable(one)]
+    usable = [one for one in records if scorer.is_usable(one)]
     usable = Random(0).sample(usable, len(usable))[:max_records]
     deadline, size = time.monotonic() + max_seconds, TIMED_RECORDS
     while True:
         began = time.monotonic()
-        made = judge.predict(model, usable[:size])
+        made = scorer.predict(model, usable[:size])
         ended = time.monotonic()
         fitting = int(size * (deadline - ended) / max(ended - began, 1e-9))
         if size >= len(usable) or fitting <= size:
             break
         size = min(fitting, SAMPLE_GROWTH * size)
-    predicted, expected = [one for one, _ in made], [judge.expected(one) for one in usable[:size]]
-    scores = judge.score_each(predicted, expected)
-    return Judgement(judge, usable[:size], predicted, expected, scores, [confidence for _, confidence in made])
+    predicted, expected = [one for one, _ in made], [scorer.expected(one) for one in usable[:size]]
+    scores = scorer.score_each(predicted, expected)
+    return ScoredPredictions(scorer, usable[:size], predicted, expected, scores, [confidence for _, confidence in made])
 
 
-def add_baselines(judgement: Judgement, training: Sequence[Record], only_cheap: bool = False) -> None:
+def add_baselines(predictions: ScoredPredictions, training: Sequence[Record], only_cheap: bool = False) -> None:
     """Add the predictions of the task's baselines, made from the training records."""
-    usable = [one for one in training if judgement.judge.is_usable(one)]
-    chosen = applicable_baselines(judgement.judge, judgement.records, only_cheap) if usable else {}
+    usable = [one for one in training if predictions.scorer.is_usable(one)]
+    chosen = applicable_baselines(predictions.scorer, predictions.records, only_cheap) if usable else {}
     for name, baseline in chosen.items():
-        judgement.opinions[name] = baseline(judgement.judge, usable, judgement.records)
+        predictions.opinions[name] = baseline.predict(predictions.scorer, usable, predictions.records)
 
 
 def measure(name: str, score: float) -> Measured:
@@ -146,40 +159,41 @@ def measure(name: str, score: float) -> Measured:
     return Measured(name, float(score), interval)
 
 
-def report_score(judgement: Judgement, num_records: int, num_usable: int, training: Judgement | None) -> ScoreReport:
+def report_score(
+    predictions: ScoredPredictions, num_records: int, num_usable: int, training: ScoredPredictions | None
+) -> ScoreReport:
     """The score of all predictions, and of groups of them."""
-    judge, predicted, expected = judgement.judge, judgement.predicted, judgement.expected
+    scorer, predicted, expected = predictions.scorer, predictions.predicted, predictions.expected
     classes: dict[str, Any] = {}
     confusion: dict[str, dict[str, int]] = {}
-    if judge.has_classes:
-        pairs = [pair for one in map(judge.pair_classes, predicted, expected) for pair in one]
-        made = metrics.make_class_report(judge.count_classes(predicted, expected), pairs)
+    if scorer.has_classes:
+        made = scorer.report_classes(predicted, expected)
         classes = {name: asdict(one) for name, one in made.classes.items()}
         confusion = made.confusion
-    baselines = [measure(name, judge.measure(made, expected)) for name, made in judgement.opinions.items()]
-    on_training = None if training is None else judge.measure(training.predicted, training.expected)
+    baselines = [measure(name, scorer.measure(made, expected)) for name, made in predictions.opinions.items()]
+    on_training = None if training is None else scorer.measure(training.predicted, training.expected)
     return ScoreReport(
-        judge.metric,
-        model=measure("model", judge.measure(predicted, expected)),
+        scorer.metric,
+        model=measure("model", scorer.measure(predicted, expected)),
         baselines=tuple(sorted(baselines, key=lambda one: one.value)),
         training=None if on_training is None else measure("training", on_training),
-        num_records=len(judgement.records),
+        num_records=len(predictions.records),
         num_usable=num_usable,
         num_unusable=num_records - num_usable,
         classes=classes,
         confusion=confusion,
-        lengths=group_lengths(judgement),
+        lengths=group_lengths(predictions),
     )
 
 
-def group_lengths(judgement: Judgement) -> tuple[LengthGroup, ...]:
+def group_lengths(predictions: ScoredPredictions) -> tuple[LengthGroup, ...]:
     """The mean score of the shortest quarter of the records, the next, and so on; () for few records."""
-    lengths = np.array([len(normalized_words(judgement.judge.text(one))) for one in judgement.records])
+    lengths = np.array([len(normalized_words(predictions.scorer.text(one))) for one in predictions.records])
     if len(lengths) < LENGTH_GROUPS * MIN_GROUP:
         return ()
     bounds = np.unique(np.quantile(lengths, np.linspace(0, 1, LENGTH_GROUPS + 1)[1:-1]))
     groups = np.searchsorted(bounds, lengths, side="left")  # a length on a bound belongs to the shorter group
-    scores = np.array(judgement.scores)
+    scores = np.array(predictions.scores)
     return tuple(
         LengthGroup(
             int(lengths[groups == one].min()),

@@ -23,8 +23,7 @@ from qkv.decode.runner import next_logits, promote_to_float32
 from qkv.errors import UsageError
 from qkv.models import Network
 from qkv.models.runtime.eval_mode import eval_mode
-from qkv.tasks.results import Completion, Suggestion
-from qkv.tasks.task import TextModel, check_count
+from qkv.tasks.text_model import TextModel
 
 MAX_RETYPED_TOKENS = 8
 """At most this number of tokens at the end of the text are spelled again: the tokens of one word, usually."""
@@ -67,20 +66,21 @@ class Completer:
         self.cache: SelfCache | None = None
         self.cached_ids: list[int] = []  # the tokens whose keys and values are in the cache
 
-    def complete(self, text: str, *, top: int = 3, max_tokens: int = 8) -> Completion:
-        """The `top` most likely continuations of at most `max_tokens` tokens; they end before a line break."""
-        check_count("top", top)
-        check_count("max_tokens", max_tokens)
+    def complete(self, text: str, *, top: int = 3, max_tokens: int = 8) -> list[tuple[str, float]]:
+        """The `top` most likely continuations of at most `max_tokens` tokens, with their probabilities.
+
+        A continuation ends before a line break.
+        """
         prompt = self.split_prompt(text, max_tokens + MAX_RETYPED_TOKENS)
         if not prompt.ids:  # an empty text, and a tokenizer without BOS
-            return Completion(text, [])
+            return []
         width = max(MIN_BEAM, 3 * top // 2)
         with torch.inference_mode(), eval_mode(self.network):
             found = self.search(self.read(prompt.ids), prompt.typed, width, max_tokens)
             if not found and prompt.typed:  # the vocabulary cannot spell it, so the model reads its tokens
                 found = self.search(self.read([*prompt.ids, *prompt.typed_ids]), b"", width, max_tokens)
         best = sorted(found.items(), key=lambda item: -item[1])[:top]
-        return Completion(text, [Suggestion(added, math.exp(min(0.0, logprob))) for added, logprob in best])
+        return [(added, math.exp(min(0.0, logprob))) for added, logprob in best]
 
     def split_prompt(self, text: str, num_reserved: int) -> PromptTokens:
         """Split a text before its last word, and drop the beginning of a text that is too long."""

@@ -17,9 +17,9 @@ from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.objectives import IGNORE_INDEX, FlatExamples
 from qkv.data.objectives.classification import ClassificationObjective
 from qkv.errors import UsageError
-from qkv.models import Config, Network
+from qkv.models import Config
 from qkv.progress import OnProgress
-from qkv.tasks.task import TextModel
+from qkv.tasks.text_model import TextModel
 
 TextOrPair = str | tuple[str, str]
 """A text, or two texts that are read together."""
@@ -54,7 +54,8 @@ def batches(
 class ExampleBatches:
     """Runs a network on examples, batch by batch. Call its methods inside `eval_mode(network)`."""
 
-    def __init__(self, network: Network, examples: FlatExamples, pad_token_id: int) -> None:
+    def __init__(self, model: TextModel, examples: FlatExamples, pad_token_id: int) -> None:
+        network, self.tap = model.network, model.tap
         if network.has_source:
             raise UsageError(
                 "this model is an encoder-decoder, but the task needs an encoder-only or decoder-only model; use "
@@ -84,7 +85,7 @@ class ExampleBatches:
 
     def hidden(self, chosen: Sequence[int], selected: Tensor | None = None) -> tuple[Tensor, SequenceLayout]:
         """The hidden states (B, T, C) of the chosen examples, or (N, C) of `selected` positions, and the layout."""
-        return self.network.hidden(self.inputs(chosen), selected=selected)
+        return self.network.hidden(self.inputs(chosen), selected=selected, tap=self.tap)
 
     def outputs(self, chosen: Sequence[int]) -> Tensor:
         """The outputs of the head in float32 or better: (B, V) for a head that pools, else (B, T, V)."""

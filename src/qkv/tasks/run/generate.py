@@ -12,6 +12,8 @@ from qkv.models import Config, Network
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.progress import OnProgress
 from qkv.tasks.run.example_batches import batches
+from qkv.tasks.run.generated_text import GeneratedText
+from qkv.tasks.text_model import TextModel
 from qkv.text import Tokenizer
 
 log = logging.getLogger("qkv")
@@ -107,6 +109,29 @@ def generate_batched(
     if num_failed:
         log.warning("%d of %d results are empty: the model's logits were not finite (NaN)", num_failed, len(prompts))
     return results
+
+
+def continue_texts(
+    model: TextModel,
+    texts: Sequence[str],
+    values: Mapping[str, Any],
+    batch_size: int,
+    progress: OnProgress | None = None,
+) -> list[GeneratedText]:
+    """Generate a result for each text, in order; `values` are the fields of `qkv.decode.GenerationOptions`.
+
+    An empty text gives an empty result. A text longer than the model can read is an error. By default at most 64
+    tokens are generated, or fewer if the model does not have that many positions.
+    """
+    tokenizer, config = model.tokenizer, model.config
+    chosen = replace(make_generation_options(values, ("batch_size", "progress")), tap=model.tap)
+    prompts = [prompt_ids(tokenizer, config, text) if text.strip() else [] for text in texts]
+    limits: list[int] = []
+    if "max_tokens" not in values:
+        lengths = [1 if config.encoder is not None else len(prompt) for prompt in prompts]
+        limits = [limit_new_tokens(config, chosen.max_tokens, length) for length in lengths]
+    results = generate_batched(model.network, tokenizer, prompts, chosen, batch_size, progress, limits)
+    return [GeneratedText.from_generation(text, result) for text, result in zip(texts, results, strict=True)]
 
 
 def limit_new_tokens(config: Config, max_tokens: int, prompt_tokens: int = 1) -> int:

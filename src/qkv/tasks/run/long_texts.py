@@ -5,38 +5,32 @@
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from qkv.errors import UsageError, suggest_name
+from qkv.errors import UsageError
 from qkv.models import Config
 from qkv.tasks.run.example_batches import TextOrPair, as_tuple, max_sequence_length
+from qkv.values import find_fields
 
 log = logging.getLogger("qkv")
 
 MAX_SHOWN_CHARS = 40  # characters of a text that an error message shows
 
 
-def check_too_long(too_long: str, choices: Sequence[str]) -> None:
-    """Raise an error if the option `too_long` is not one of the task's choices."""
-    if too_long not in choices:
-        raise UsageError(f"too_long = {too_long!r} is unknown; {suggest_name(str(too_long), choices)}")
-
-
-def describe_choices(choices: Sequence[str]) -> str:
-    """The end of an error message: what can be done with a long text, other than to refuse it.
-
-    >>> describe_choices(("error", "split", "truncate"))
-    ', or set too_long to "split" or "truncate"'
-    """
+def describe_choices(options: Any) -> str:
+    """The end of an error message: the values of the option `too_long` that accept a long text."""
+    choices = next((one.choices for one in find_fields(type(options)) if one.name == "too_long"), ()) if options else ()
     others = " or ".join(f'"{choice}"' for choice in choices if choice != "error")
     return f", or set too_long to {others}" if others else ""
 
 
-def check_text_lengths(
-    texts: Sequence[TextOrPair], lengths: np.ndarray, max_length: int, choices: Sequence[str] = ()
-) -> None:
-    """Raise an error that names the first text with more than `max_length` tokens, and the choices of `too_long`."""
+def check_text_lengths(texts: Sequence[TextOrPair], lengths: np.ndarray, max_length: int, options: Any = None) -> None:
+    """Raise an error that names the first text with more than `max_length` tokens, and the choices of `too_long`.
+
+    The options have a field `too_long`.
+    """
     too_long = (lengths > max_length).nonzero()[0]
     if not len(too_long):
         return
@@ -47,16 +41,14 @@ def check_text_lengths(
     raise UsageError(
         f"{which} longer than the {max_length:,} tokens that this model can read: text {first + 1:,}, which begins "
         f"with {start}, has {lengths[first]:,} with special tokens; shorten {'them' if len(too_long) > 1 else 'it'}"
-        f"{describe_choices(choices)}"
+        f"{describe_choices(options)}"
     )
 
 
-def handle_long_texts(
-    texts: Sequence[TextOrPair], lengths: np.ndarray, config: Config, too_long: str, choices: Sequence[str]
-) -> None:
-    """Raise an error if a text is too long, or, if `too_long` is not "error", log how many were truncated."""
-    if too_long == "error":
-        return check_text_lengths(texts, lengths, max_sequence_length(config), choices)
+def handle_long_texts(texts: Sequence[TextOrPair], lengths: np.ndarray, config: Config, options: Any) -> None:
+    """Raise an error if a text is too long, or, if `options.too_long` is not "error", log how many were truncated."""
+    if options.too_long == "error":
+        return check_text_lengths(texts, lengths, max_sequence_length(config), options)
     notes: list[str] = []
     add_truncation_note(notes, lengths, config)
     for note in notes:

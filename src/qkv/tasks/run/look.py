@@ -14,7 +14,7 @@ from qkv.models import Config, Network
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.tasks.run.generate import limit_new_tokens, prompt_ids
 from qkv.tasks.run.trace import Text, encode_text, trace_text
-from qkv.tasks.task import require_tokenizer
+from qkv.tasks.text_model import require_tokenizer
 from qkv.text import Tokenizer
 
 MAX_TOKENS = 512

@@ -12,7 +12,7 @@ from qkv.inside import Trace, trace
 from qkv.models import Config, Network
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.tasks.run.generate import limit_new_tokens, prompt_ids
-from qkv.tasks.task import require_tokenizer
+from qkv.tasks.text_model import require_tokenizer
 from qkv.text import Tokenizer
 
 Text = str | tuple[str, str] | Sequence[int] | torch.Tensor

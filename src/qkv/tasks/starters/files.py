@@ -18,17 +18,12 @@ from qkv.data.records import Record
 from qkv.errors import UsageError, shorten, suggest_name
 from qkv.tasks.prepare.columns import check_columns, check_num_classes, field_names, guess_columns, match_columns
 from qkv.tasks.prepare.sources import find_unseen_label, open_source, pair_text_files
+from qkv.tasks.table import TASKS
 from qkv.train.recipe.schema import DataSection, ObjectiveSection, Recipe
 
 EXAMPLE_BYTES = 2e7  # the assumed size of the data if the user gives no file
 MAX_SCORES = 100_000  # records whose scores are read to find the largest one
 MAX_LABELS = 100_000  # records whose labels are read to find two classes
-EXAMPLES = {
-    "tagging": "a CoNLL file (a word and its tag in each line), or JSON Lines like "
-    '{"tokens": ["Anna", "sleeps"], "tags": ["B-PER", "O"]}, or tokens=FILE tags=FILE with spaces between them',
-    "question_answering": "a file in SQuAD's format, or JSON Lines like "
-    '{"question": "Who sleeps?", "context": "Anna sleeps.", "answers": ["Anna"], "starts": [0]}',
-}
 TEXT_COMPRESSION = 3  # text is about this many times as large as its compressed file
 
 
@@ -89,7 +84,7 @@ def one_column_error(kind: str, data: DataFiles, records: Sequence[Record]) -> U
         f"{data.describe_paths()}: this is text, whose lines are one column, but {kind} needs {len(fields)} columns"
     )
     if len(fields) != 2 or OBJECTIVES[kind].head == "tag":
-        return UsageError(f"{problem} ({', '.join(fields)}); give {EXAMPLES[kind]}")
+        return UsageError(f"{problem} ({', '.join(fields)}); give {find_example(kind)}")
     separator = guess_separator([str(record.fields["text"]) for record in records], kind == "classification")
     pattern = re.escape(separator).replace("\\ ", " ").replace("/", r"\/") or "SEPARATOR"
     script = quote(f"s/{pattern}/\\t/")
@@ -102,6 +97,11 @@ def one_column_error(kind: str, data: DataFiles, records: Sequence[Record]) -> U
         f"{problem} ({', '.join(fields)}). To write a tab between the columns{unknown}:\n"
         f"    {f'{program} -dc {name} | ' if program else ''}{command}"
     )
+
+
+def find_example(kind: str) -> str:
+    """What a file with records of an objective looks like."""
+    return next(task.example_data for task in TASKS.values() if task.objective == kind)
 
 
 def guess_separator(lines: Sequence[str], has_labels: bool) -> str:
@@ -137,7 +137,7 @@ def check_classes(kind: str, summary: FileSummary) -> None:
         if not any(isinstance(a, list) and isinstance(b, list) and len(a) == len(b) for a, b in words_and_tags):
             raise UsageError(
                 f"{source.description}: {kind} needs a tag for each word, but no record has as many words as tags; "
-                f"give {EXAMPLES[kind]}"
+                f"give {find_example(kind)}"
             )
         return
     classes: set[str] = set()

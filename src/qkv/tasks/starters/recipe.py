@@ -27,7 +27,8 @@ from qkv.tasks.starters.sizes import (
     choose_size,
     find_machine,
 )
-from qkv.tasks.starters.table import STARTERS, RecipeLine, Starter
+from qkv.tasks.starters.starter import RecipeLine, Starter
+from qkv.tasks.table import find_starters
 from qkv.train.recipe.schema import DataSection
 from qkv.train.recipe.toml import format_key, format_value
 from qkv.train.run.load import load_model
@@ -64,9 +65,10 @@ def starter_recipe(
     >>> print(starter_recipe("translate").splitlines()[0])
     # From one text to another: translation, spelling, anything with a source and a target.
     """
-    if task not in STARTERS:
-        raise UsageError(f"unknown task {task!r}; {suggest_name(task, STARTERS)}")
-    starter = STARTERS[task]
+    starters = find_starters()
+    if task not in starters:
+        raise UsageError(f"unknown task {task!r}; {suggest_name(task, starters)}")
+    starter = starters[task]
     if files:
         summary = inspect_files(starter.objective_kind, files, reading or DataSection())
         check_classes(starter.objective_kind, summary)

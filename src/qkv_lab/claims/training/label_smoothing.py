@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from qkv.tasks.calibrate import calibration_error
-from qkv.tasks.run.classify import class_names, class_probabilities, compute_logits
-from qkv.tasks.task import TextModel
+from qkv.tasks.run.logits import class_names, class_probabilities, compute_logits
+from qkv.tasks.text_model import TextModel
 from qkv_lab.claim import Chart, Check, Claim
 from qkv_lab.experiment import Experiment
 from qkv_lab.table import Point, Table

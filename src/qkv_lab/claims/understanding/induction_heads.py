@@ -9,7 +9,7 @@ import torch
 
 from qkv import inside
 from qkv.inside import Edit, HeadSummary
-from qkv.tasks.task import TextModel
+from qkv.tasks.text_model import TextModel
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.experiment import Experiment, save_steps
 from qkv_lab.scoring import encode_lines, score_tokens

@@ -18,6 +18,7 @@ export function answerLine({data, off, switchAllOn}) {
           {},
           html("span", {class: "note"}, `${answer.title} `),
           html("span", {class: "answer-text"}, marked({answer: answer.with_all}, answer.text)),
+          answer.problem ? html("span", {class: "note"}, ` ${answer.problem}`) : null,
         )
       : null,
     off.length

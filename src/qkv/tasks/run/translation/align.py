@@ -17,8 +17,8 @@ import numpy as np
 from qkv.decode import score
 from qkv.inside import Edit, EditTap
 from qkv.models.runtime.eval_mode import eval_mode
-from qkv.tasks.results import WordLink
-from qkv.tasks.task import TextModel
+from qkv.tasks.run.generated_text import WordLink
+from qkv.tasks.text_model import TextModel
 from qkv.text import Tokenizer
 from qkv.text.words import split_words
 

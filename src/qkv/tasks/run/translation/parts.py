@@ -14,12 +14,11 @@ from qkv.decode import GenerationOptions
 from qkv.decode.result import FinishReason
 from qkv.errors import UsageError
 from qkv.progress import OnProgress
-from qkv.tasks.results import GeneratedText, WordLink
 from qkv.tasks.run.generate import generate_batched, limit_new_tokens, make_generation_options, prompt_ids
-from qkv.tasks.run.long_texts import check_too_long, describe_choices
+from qkv.tasks.run.generated_text import GeneratedText, WordLink
 from qkv.tasks.run.translation.align import align_words
 from qkv.tasks.run.translation.processors import Part, TextProcessor, find_processor
-from qkv.tasks.task import TextModel, check_count, check_flag
+from qkv.tasks.text_model import TextModel
 from qkv.text.sentences import CharSpan, fit_spans, split_sentences, split_to_fit
 
 log = logging.getLogger("qkv")
@@ -27,9 +26,6 @@ log = logging.getLogger("qkv")
 EXTRA_TOKENS = 16
 """By default, a translation has at most twice the tokens of its source and this many more, rounded up."""
 NO_SPACE = "。！？、，」』）"  # no space follows these
-TOO_LONG_CHOICES = ("error", "split", "truncate")  # of a summary
-TRANSLATE_OPTIONS = ("sentences", "top", "align", "prefix", "prompt", "batch_size", "progress")
-SUMMARISE_OPTIONS = ("top", "too_long", "prompt", "batch_size", "progress")
 
 
 def translate(
@@ -56,10 +52,6 @@ def translate(
     translated sentence must begin, up to the end of a word. `prompt` is put before every sentence, for models that were
     trained with one ("translate English to German: "). `options` are the fields of `qkv.decode.GenerationOptions`.
     """
-    if not isinstance(prefix, str):
-        raise UsageError(f"prefix must be a text, got {prefix!r}; for another prefix, make another call")
-    check_flag("sentences", sentences)
-    check_flag("align", align)
     fits, processor = fits_into(model, prompt), find_processor(model)
     reads_sentences = model.config.reads_sentences is not False
 
@@ -75,7 +67,7 @@ def translate(
 
     def generate(chosen: Sequence[Part], progress: OnProgress | None = None) -> None:
         read = [part for part in chosen if part.has_letters]
-        generate_parts(model, read, prompt, with_beams(options, top), TRANSLATE_OPTIONS, batch_size, progress)
+        generate_parts(model, read, prompt, with_beams(options, top), batch_size, progress)
         for part in chosen:
             part.result = part.result or GeneratedText(part.source, part.source, 0.0, "end", [])
             finish_part(model, processor, part, prompt, align)
@@ -121,7 +113,6 @@ def summarise(
     If a text is too long for the model, `too_long` decides: "split" summarises part by part and joins the summaries;
     "truncate" summarises the first part only; "error" refuses. The other options are those of `translate`.
     """
-    check_too_long(too_long, TOO_LONG_CHOICES)
     fits = fits_into(model, prompt)
     truncated: list[str] = []
 
@@ -131,7 +122,7 @@ def summarise(
         if too_long == "error":
             raise UsageError(
                 f"a text of {len(text):,} characters, which begins with {text[:40]!r}, is too long for this model; "
-                f"shorten it{describe_choices(TOO_LONG_CHOICES)}"
+                f'shorten it, or set too_long to "split" or "truncate"'
             )
         if too_long == "truncate":
             truncated.append(text)
@@ -141,7 +132,7 @@ def summarise(
     if truncated:
         log.warning(f"{len(truncated):,} of {len(texts):,} texts are too long: only their beginnings were summarised")
     flat = [part for several in parts for part in several]
-    generate_parts(model, flat, prompt, with_beams(options, top), SUMMARISE_OPTIONS, batch_size, progress)
+    generate_parts(model, flat, prompt, with_beams(options, top), batch_size, progress)
     return [join_parts(text, several, keep_gaps=False) for text, several in zip(texts, parts, strict=True)]
 
 
@@ -160,7 +151,6 @@ def whole_span(text: str) -> list[CharSpan]:
 
 def with_beams(options: dict[str, Any], top: int) -> dict[str, Any]:
     """The options of a search that returns `top` hypotheses."""
-    check_count("top", top)
     if top == 1:
         return options
     if options.get("temperature"):
@@ -173,18 +163,16 @@ def generate_parts(
     parts: Sequence[Part],
     prompt: str,
     options: dict[str, Any],
-    also_known: Sequence[str],
     batch_size: int,
     progress: OnProgress | None,
 ) -> None:
     """Generate the result of each part. Parts with the same prefix are generated together."""
     tokenizer, config = model.tokenizer, model.config
-    make_generation_options(options, also_known)  # an error before anything runs
     for prefix in dict.fromkeys(part.prefix for part in parts):
         chosen = [part for part in parts if part.prefix == prefix]
         sources = [prompt_ids(tokenizer, config, prompt + part.source) for part in chosen]
         prefix_ids = tokenizer.target.encode(prefix, add_special_tokens=False)
-        generation = make_generation_options({**options, "prefix": prefix_ids})
+        generation = make_generation_options({**options, "prefix": prefix_ids, "tap": model.tap})
         limits = [limit_new_tokens(config, default_max_tokens(len(one)), 1 + len(prefix_ids)) for one in sources]
         if "max_tokens" in options:
             limits = []

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from qkv.tables import OpenTable
-from qkv.tasks.results import GeneratedText, WordLink
-from qkv.tasks.task import TextModel
+from qkv.tasks.run.generated_text import GeneratedText, WordLink
+from qkv.tasks.text_model import TextModel
 from qkv.text.sentences import CharSpan
 
 FindLinks = Callable[[GeneratedText], list[WordLink]]

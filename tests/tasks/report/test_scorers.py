@@ -1,4 +1,4 @@
-"""Judges and baselines of all tasks: right predictions score 1, baselines are judged like the model."""
+"""Scorers and baselines of all tasks: right predictions score 1, baselines are scorerd like the model."""
 
 from itertools import pairwise
 from typing import Any
@@ -7,13 +7,11 @@ import pytest
 from task_models import TEXT, decoder, encoder, parts_of, records, seq2seq
 
 import qkv
-from qkv.tasks.baseline import predict_svm
+from qkv.tasks.baselines import applicable_baselines, predict_svm, unigram_scores
 from qkv.tasks.evaluate import evaluate
-from qkv.tasks.judges import find_judge
-from qkv.tasks.report.baselines import BASELINES, applicable_baselines, unigram_scores
 from qkv.tasks.report.errors import report_errors
-from qkv.tasks.report.score import add_baselines, group_lengths, judge_records, report_score
-from qkv.tasks.task import TextModel
+from qkv.tasks.report.score import add_baselines, find_scorer, group_lengths, predict_and_score, report_score
+from qkv.tasks.text_model import TextModel
 
 WORDS = [
     "the",
@@ -93,26 +91,26 @@ CASES: dict[str, tuple[Any, list[dict[str, Any]], str]] = {
 def test_predictions_of_each_task_are_scored_beside_baselines(name: str) -> None:
     make, rows, metric = CASES[name]
     model, found = TextModel(*parts_of(make())), records(rows)
-    if name == "short text":  # a decoder's task is language modelling, so its judge is made for text to text
+    if name == "short text":  # a decoder's task is language modelling, so its scorer is made for text to text
         model = TextModel(*parts_of(seq2seq()))
-    judge = find_judge(model.config, found)
-    assert judge is not None
-    assert judge.metric == metric
-    expected = [judge.expected(one) for one in found]
+    scorer = find_scorer(model.config, found)
+    assert scorer is not None
+    assert scorer.metric == metric
+    expected = [scorer.expected(one) for one in found]
     right = [one[0] if name == "answer" else one for one in expected]
-    assert judge.score_each(right, expected) == pytest.approx([1.0] * 12)
+    assert scorer.score_each(right, expected) == pytest.approx([1.0] * 12)
     best = 100 if metric == "bleu" else 1
-    assert judge.measure(right, expected) == pytest.approx(best)
-    judgement = judge_records(judge, model, found, max_seconds=60, max_records=8)
-    assert len(judgement.records) == len(judgement.predicted) == 8
-    add_baselines(judgement, found)
-    assert judgement.opinions.keys() == applicable_baselines(judge, found).keys()
-    report = report_score(judgement, 12, 12, None)
+    assert scorer.measure(right, expected) == pytest.approx(best)
+    predictions = predict_and_score(scorer, model, found, max_seconds=60, max_records=8)
+    assert len(predictions.records) == len(predictions.predicted) == 8
+    add_baselines(predictions, found)
+    assert predictions.opinions.keys() == applicable_baselines(scorer, found).keys()
+    report = report_score(predictions, 12, 12, None)
     assert [one.value for one in report.baselines] == sorted(one.value for one in report.baselines)
-    assert bool(report.classes) == judge.has_classes
-    errors = report_errors(judgement)
+    assert bool(report.classes) == scorer.has_classes
+    errors = report_errors(predictions)
     assert all(one.score < 0.5 for one in (*errors.worst, *errors.surest))
-    assert all(judge.show(value) for value in (*judgement.predicted[:1], *expected[:1])) or name in (
+    assert all(scorer.show(value) for value in (*predictions.predicted[:1], *expected[:1])) or name in (
         "text",
         "short text",
     )
@@ -121,33 +119,33 @@ def test_predictions_of_each_task_are_scored_beside_baselines(name: str) -> None
 def test_the_score_is_that_of_an_evaluation() -> None:
     make, rows, _ = CASES["label"]
     model, found = TextModel(*parts_of(make())), records(rows)
-    judge = find_judge(model.config, found)
-    assert judge is not None
-    made = judge_records(judge, model, found, 60, 100)
+    scorer = find_scorer(model.config, found)
+    assert scorer is not None
+    made = predict_and_score(scorer, model, found, 60, 100)
     whole = evaluate(model.network, model.tokenizer, model.config, found).metrics["accuracy"]
-    assert judge.measure(made.predicted, made.expected) == pytest.approx(whole)
+    assert scorer.measure(made.predicted, made.expected) == pytest.approx(whole)
 
 
 def test_spaces_around_a_short_text_are_no_error() -> None:
-    judge = find_judge(seq2seq().config, records([{"source": "a", "target": "b "}]))
-    assert judge is not None
-    assert judge.measure(["b", "c"], ["b ", "b "]) == 0.5
-    assert judge.score_each(["b", "c"], ["b ", "b "]) == [1.0, 0.0]
+    scorer = find_scorer(seq2seq().config, records([{"source": "a", "target": "b "}]))
+    assert scorer is not None
+    assert scorer.measure(["b", "c"], ["b ", "b "]) == 0.5
+    assert scorer.score_each(["b", "c"], ["b ", "b "]) == [1.0, 0.0]
 
 
 def test_the_metric_of_the_recipe_is_reported() -> None:
     pytest.importorskip("rouge_score", reason='computes ROUGE; pip install "qkv[rouge]"')
     asked = records([{"source": "The cat sat. It slept.", "target": "a cat that sat on the mat and slept"}])
     config = seq2seq().config
-    usual, chosen = find_judge(config, asked), find_judge(config, asked, metric="rougeL")
+    usual, chosen = find_scorer(config, asked), find_scorer(config, asked, metric="rougeL")
     assert usual is not None
     assert chosen is not None
     assert (usual.metric, chosen.metric) == ("bleu", "rougeL")
     assert chosen.measure(["the cat sat"], ["the cat sat down"]) == pytest.approx(6 / 7)  # precision 1, recall 3/4
     assert "first sentence of the source" not in applicable_baselines(usual, asked)
     lead = applicable_baselines(chosen, asked)["first sentence of the source"]
-    assert lead(chosen, [], asked) == ["The cat sat."]
-    unknown = find_judge(config, asked, metric="ter")  # lower is better
+    assert lead.predict(chosen, [], asked) == ["The cat sat."]
+    unknown = find_scorer(config, asked, metric="ter")  # lower is better
     assert unknown is not None
     assert unknown.metric == "bleu"
 
@@ -156,11 +154,11 @@ def test_the_metric_of_the_recipe_is_reported() -> None:
 def test_the_chosen_metric_is_that_of_an_evaluation(metric: str) -> None:
     make, rows, _ = CASES["label"]
     model, found = TextModel(*parts_of(make())), records(rows)
-    judge = find_judge(model.config, found, metric=metric)
-    assert judge is not None
-    made = judge_records(judge, model, found, 60, 100)
+    scorer = find_scorer(model.config, found, metric=metric)
+    assert scorer is not None
+    made = predict_and_score(scorer, model, found, 60, 100)
     whole = evaluate(model.network, model.tokenizer, model.config, found, metrics=[metric]).metrics[metric]
-    assert judge.measure(made.predicted, made.expected) == pytest.approx(whole)
+    assert scorer.measure(made.predicted, made.expected) == pytest.approx(whole)
 
 
 def test_texts_without_words_have_an_svm_baseline() -> None:
@@ -180,22 +178,22 @@ def test_baselines_predict_what_they_say() -> None:
     )
     asked = records([{"text": "a rose", "label": "a"}, {"text": "the sea", "label": "b"}])
     config = encoder(head(kind="classify", labels=("a", "b"))).config
-    judge = find_judge(config, asked)
-    assert judge is not None
-    every = BASELINES[type(judge)]
-    assert every["most frequent class"](judge, training, asked) == ["b", "b"]
-    assert every["nearest text (BM25)"](judge, training, asked) == ["a", "b"]
+    scorer = find_scorer(config, asked)
+    assert scorer is not None
+    every = scorer.baselines
+    assert every["most frequent class"].predict(scorer, training, asked) == ["b", "b"]
+    assert every["nearest text (BM25)"].predict(scorer, training, asked) == ["a", "b"]
     pairs = records([{"source": "ein Haus", "target": "a house"}, {"source": "ein Hund", "target": "a dog"}])
-    text = find_judge(seq2seq().config, pairs)
+    text = find_scorer(seq2seq().config, pairs)
     assert text is not None
-    every = BASELINES[type(text)]
-    assert every["copy of the source"](text, pairs, pairs) == ["ein Haus", "ein Hund"]
-    assert every["nearest source's target (BM25)"](text, pairs, pairs[::-1]) == ["a dog", "a house"]
+    every = text.baselines
+    assert every["copy of the source"].predict(text, pairs, pairs) == ["ein Haus", "ein Hund"]
+    assert every["nearest source's target (BM25)"].predict(text, pairs, pairs[::-1]) == ["a dog", "a house"]
     tagged = records([{"tokens": ["Anna", "runs"], "tags": ["B-PER", "O"]}, {"tokens": ["Anna"], "tags": ["B-PER"]}])
-    tags = find_judge(encoder(head(kind="tag", labels=("O", "B-PER"))).config, tagged)
+    tags = find_scorer(encoder(head(kind="tag", labels=("O", "B-PER"))).config, tagged)
     assert tags is not None
     new = records([{"tokens": ["anna", "sings"], "tags": ["O", "O"]}])
-    assert BASELINES[type(tags)]["most frequent tag of each word"](tags, tagged, new) == [("B-PER", "O")]
+    assert tags.baselines["most frequent tag of each word"].predict(tags, tagged, new) == [("B-PER", "O")]
 
 
 def test_a_unigram_model_is_better_on_frequent_tokens() -> None:
@@ -209,14 +207,14 @@ def test_lengths_are_grouped_only_if_there_are_enough_records() -> None:
     make, _, _ = CASES["label"]
     model = TextModel(*parts_of(make()))
     many = records([{"text": " ".join(["fox"] * (1 + i % 20)), "label": "a"} for i in range(60)])
-    judge = find_judge(model.config, many)
-    assert judge is not None
-    groups = group_lengths(judge_records(judge, model, many, 60, 100))
+    scorer = find_scorer(model.config, many)
+    assert scorer is not None
+    groups = group_lengths(predict_and_score(scorer, model, many, 60, 100))
     assert sum(one.records for one in groups) == 60
     assert all(one.longest < two.shortest for one, two in pairwise(groups))
-    assert group_lengths(judge_records(judge, model, many[:20], 60, 100)) == ()
+    assert group_lengths(predict_and_score(scorer, model, many[:20], 60, 100)) == ()
 
 
-def test_language_models_have_no_judge() -> None:
-    assert find_judge(decoder().config, records([{"text": "a fox"}])) is None
-    assert find_judge(seq2seq().config, records([{"text": "a fox"}])) is None
+def test_language_models_have_no_scorer() -> None:
+    assert find_scorer(decoder().config, records([{"text": "a fox"}])) is None
+    assert find_scorer(seq2seq().config, records([{"text": "a fox"}])) is None

@@ -11,67 +11,61 @@
 | embeddings         | the words in common; the rank by BM25                                                          |
 | language modelling | a unigram model of the tokens                                                                  |
 
-The nearest text is the one with the highest BM25 score.
+The nearest text is the one with the highest BM25 score. The linear SVM needs scikit-learn (the extra `baseline`). It
+takes seconds to train and is hard to beat with little data, so the score of a classifier is best read beside its score.
 """
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from qkv.data.problems import Problems
 from qkv.data.records import Record
-from qkv.tasks.baseline import BASELINE_NAME, predict_svm
-from qkv.tasks.judges import (
-    AnswerJudge,
-    Judge,
-    LabelJudge,
-    LabelSetJudge,
-    NumberJudge,
-    RetrievalJudge,
-    SimilarityJudge,
-    TagJudge,
-    TextJudge,
-)
-from qkv.tasks.metrics.rouge import ROUGE_NAMES
 from qkv.text import Tokenizer
 from qkv.text.bm25 import BM25, InvertedIndexBuilder, normalized_words
 from qkv.text.sentences import split_sentences
 
+if TYPE_CHECKING:
+    from qkv.tasks.scorer import Baseline, TaskScorer
+    from qkv.train.recipe.schema import Recipe
+
 MAX_LINEAR_WORK = 5_000_000
 """The largest product of records and classes that the SVM is trained on."""
+MAX_TRAINING_RECORDS = 50_000  # more are sampled, so that a baseline takes seconds
+BASELINE_NAME = "TF-IDF + linear SVM"
 
-Baseline = Callable[[Judge, Sequence[Record], Sequence[Record]], list[Any]]
-"""(judge, training records, evaluation records) → a prediction for each evaluation record."""
 
-
-def predict_most_frequent(judge: Judge, training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
+def predict_most_frequent(scorer: "TaskScorer", training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
     """The most frequent class, or set of labels, of the training data."""
-    (best, _), *_ = Counter(map(judge.expected, training)).most_common(1)
+    (best, _), *_ = Counter(map(scorer.expected, training)).most_common(1)
     return [best] * len(records)
 
 
-def predict_nearest(judge: Judge, training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
+def predict_nearest(scorer: "TaskScorer", training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
     """The label or target of the training text with the highest BM25 score."""
-    index = index_texts([judge.text(one) for one in training])
-    return [judge.expected(training[int(index.scores(judge.text(one)).argmax())]) for one in records]
+    index = index_texts([scorer.text(one) for one in training])
+    return [scorer.expected(training[int(index.scores(scorer.text(one)).argmax())]) for one in records]
 
 
-def predict_linear(judge: Judge, training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
+def predict_linear(scorer: "TaskScorer", training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
     """The class by a linear SVM on TF-IDF features, trained on a subset of many records, so that it takes seconds."""
-    num_classes = len(set(map(judge.expected, training)))
+    num_classes = len(set(map(scorer.expected, training)))
     training = training[:: 1 + len(training) * num_classes // MAX_LINEAR_WORK]
-    texts, labels = [judge.text(one) for one in training], [judge.expected(one) for one in training]
-    return predict_svm(texts, labels, [judge.text(one) for one in records])
+    texts, labels = [scorer.text(one) for one in training], [scorer.expected(one) for one in training]
+    return predict_svm(texts, labels, [scorer.text(one) for one in records])
 
 
-def predict_word_tags(judge: Judge, training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
+def predict_word_tags(scorer: "TaskScorer", training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
     """The most frequent tag of each word; of an unknown word, the most frequent tag of words that occur once."""
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for record in training:
-        for word, tag in zip(record.fields["tokens"], judge.expected(record), strict=True):
+        for word, tag in zip(record.fields["tokens"], scorer.expected(record), strict=True):
             counts[str(word).lower()][tag] += 1
     rare = Counter(tag for found in counts.values() if found.total() == 1 for tag in found)
     every = Counter(tag for found in counts.values() for tag in found.elements())
@@ -80,18 +74,18 @@ def predict_word_tags(judge: Judge, training: Sequence[Record], records: Sequenc
     return [tuple(best.get(str(word).lower(), default) for word in one.fields["tokens"]) for one in records]
 
 
-def copy_source(judge: Judge, training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
+def copy_source(scorer: "TaskScorer", training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
     """The source itself."""
     return [one.fields["source"] for one in records]
 
 
-def copy_first_sentence(judge: Judge, training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
+def copy_first_sentence(scorer: "TaskScorer", training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
     """The first sentence of the source, the usual baseline of summaries (lead-1)."""
     sources = [one.fields["source"] for one in records]
     return [next((text[start:end] for start, end in split_sentences(text)), "") for text in sources]
 
 
-def predict_nearest_sentence(judge: Judge, training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
+def predict_nearest_sentence(scorer: "TaskScorer", training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
     """The sentence of the passage that shares most words with the question."""
     found = []
     for record in records:
@@ -102,14 +96,14 @@ def predict_nearest_sentence(judge: Judge, training: Sequence[Record], records: 
     return found
 
 
-def count_common_words(judge: Judge, training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
+def count_common_words(scorer: "TaskScorer", training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
     """The fraction of words that the two texts of a pair have in common (Jaccard)."""
-    names = judge.input_fields
+    names = scorer.input_fields
     pairs = [[set(normalized_words(str(one.fields.get(name, "")))) for name in names] for one in records]
     return [len(one & two) / max(1, len(one | two)) for one, two in pairs]
 
 
-def rank_by_words(judge: Judge, training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
+def rank_by_words(records: Sequence[Record]) -> list[int]:
     """The rank of each first text's own second text by BM25. Ties count in favour of the text's own."""
     candidates = list(dict.fromkeys(one.fields["second"] for one in records))
     number, index = {text: i for i, text in enumerate(candidates)}, index_texts(candidates)
@@ -120,45 +114,61 @@ def rank_by_words(judge: Judge, training: Sequence[Record], records: Sequence[Re
     return found
 
 
-BASELINES: dict[type[Judge], dict[str, Baseline]] = {
-    LabelJudge: {
-        "most frequent class": predict_most_frequent,
-        "nearest text (BM25)": predict_nearest,
-        BASELINE_NAME: predict_linear,
-    },
-    LabelSetJudge: {"most frequent labels": predict_most_frequent, "nearest text (BM25)": predict_nearest},
-    NumberJudge: {"nearest text (BM25)": predict_nearest, "words in common": count_common_words},
-    SimilarityJudge: {"words in common": count_common_words},
-    RetrievalJudge: {"BM25": rank_by_words},
-    TagJudge: {"most frequent tag of each word": predict_word_tags},
-    TextJudge: {
-        "copy of the source": copy_source,
-        "first sentence of the source": copy_first_sentence,
-        "nearest source's target (BM25)": predict_nearest,
-    },
-    AnswerJudge: {"sentence nearest to the question": predict_nearest_sentence},
-}
-CHEAP = {
-    *("most frequent class", "most frequent labels", "most frequent tag of each word"),
-    *("copy of the source", "first sentence of the source"),
-}
-"""Baselines that take almost no time, for the last lines of `qkv train`."""
+def predict_svm(training: Sequence[str], labels: Sequence[str], texts: Sequence[str]) -> list[str]:
+    """Train on texts with labels, and predict the labels of other texts. It needs scikit-learn.
 
-
-def applicable_baselines(judge: Judge, records: Sequence[Record], only_cheap: bool = False) -> dict[str, Baseline]:
-    """The baselines of a task.
-
-    The SVM needs scikit-learn, words in common need pairs of texts, and the first sentence is for summaries (ROUGE).
+    If the training texts have only one label or no words, the most frequent label is predicted.
     """
-    has_pairs = all(records and records[0].fields.get(name) for name in judge.input_fields)
+    if len(set(labels)) < 2 or not any(map(normalized_words, training)):
+        return [Counter(labels).most_common(1)[0][0] if labels else ""] * len(texts)
+    features: Any = import_module("sklearn.feature_extraction.text")
+    vectorizer = features.TfidfVectorizer(
+        tokenizer=normalized_words, token_pattern=None, lowercase=False, ngram_range=(1, 2), sublinear_tf=True
+    )
+    classifier: Any = import_module("sklearn.svm").LinearSVC(random_state=0)
+    classifier.fit(vectorizer.fit_transform(training), labels)
+    predictions: list[str] = classifier.predict(vectorizer.transform(texts)).tolist()
+    return predictions
+
+
+def has_sklearn(scorer: "TaskScorer", records: Sequence[Record]) -> bool:
+    """Whether scikit-learn is installed."""
+    return find_spec("sklearn") is not None
+
+
+def has_pairs(scorer: "TaskScorer", records: Sequence[Record]) -> bool:
+    """Whether the records are pairs of texts."""
+    return all(records and records[0].fields.get(name) for name in scorer.input_fields)
+
+
+def applicable_baselines(
+    scorer: "TaskScorer", records: Sequence[Record], only_cheap: bool = False
+) -> "dict[str, Baseline]":
+    """The baselines of a task that can predict these records."""
     return {
         name: baseline
-        for name, baseline in BASELINES[type(judge)].items()
-        if (name != BASELINE_NAME or find_spec("sklearn") is not None)
-        and (baseline is not count_common_words or has_pairs)
-        and (baseline is not copy_first_sentence or judge.metric in ROUGE_NAMES)
-        and (not only_cheap or name in CHEAP)
+        for name, baseline in scorer.baselines.items()
+        if baseline.applies(scorer, records) and (baseline.is_cheap or not only_cheap)
     }
+
+
+def evaluate_baseline(
+    scorer: "TaskScorer", recipe: "Recipe", records: Sequence[Record], names: Sequence[str]
+) -> dict[str, float]:
+    """Train the SVM on the training data of a classifier's recipe, and evaluate it on records with these metrics.
+
+    Returns {} if the task has no such baseline, if it lacks one of the metrics, or if scikit-learn is not installed.
+    """
+    from qkv.tasks.prepare.sources import open_sources, sample_records
+
+    baseline = applicable_baselines(scorer, records).get(BASELINE_NAME)
+    if baseline is None or not set(names) <= set(scorer.selectable):
+        return {}
+    sources, unread = open_sources(recipe).train.values(), Problems(max_invalid_fraction=1)
+    training = sample_records(chain.from_iterable(source.records(unread) for source in sources), MAX_TRAINING_RECORDS)
+    known, asked = ([one for one in side if scorer.is_usable(one)] for side in (training, records))
+    predicted, expected = baseline.predict(scorer, known, asked), list(map(scorer.expected, asked))
+    return scorer.measure_all(names, predicted, expected, asked)
 
 
 def index_texts(texts: Sequence[str]) -> BM25:

@@ -1,0 +1,48 @@
+"""Tasks with a prediction for each record: the part that they share, from records to metrics."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from qkv.data.records import Record
+from qkv.models import Config
+from qkv.tasks.evaluation import EvaluationOptions, Scored, select_metrics
+from qkv.tasks.scorer import TaskScorer
+from qkv.tasks.task import Task
+from qkv.tasks.text_model import TextModel
+
+
+class RecordTask(Task):
+    """A task whose predictions are compared with records one by one."""
+
+    EvalOptions: ClassVar[type[EvaluationOptions]] = EvaluationOptions
+
+    @abstractmethod
+    def find_scorer(self, config: Config, records: Sequence[Record], beam: int = 1) -> TaskScorer:
+        """How predictions are compared with these records."""
+
+    @abstractmethod
+    def select(self, config: Config, records: Sequence[Record], options: Any, notes: list[str]) -> list[Record]:
+        """The records that can be evaluated; a note says how many others there are, and why."""
+
+    def available_metrics(self, config: Config, records: Sequence[Record]) -> Sequence[str]:
+        """The metrics of a model on these records, the main one first."""
+        return list(self.find_scorer(config, records).metrics)
+
+    def score_records(self, model: TextModel, records: Sequence[Record], options: Any, notes: list[str]) -> Scored:
+        """Predict the records, and compare the predictions with what the records expect."""
+        usable = self.select(model.config, records, options, notes)
+        scorer = self.find_scorer(model.config, usable)
+        requested = [*options.metrics, *scorer.always_measured] if options.metrics else ()
+        names = select_metrics(requested, list(scorer.metrics), scorer.default_metrics)
+        predicted = [value for value, _ in scorer.predict(model, usable, options, notes)]
+        expected = list(map(scorer.expected, usable))
+        shown = list(zip(usable, predicted, expected, strict=True))[: options.max_samples]
+        return Scored(
+            scorer.measure_all(names, predicted, expected, usable),
+            [scorer.make_sample(*one) for one in shown],
+            names[0] if options.metrics or scorer.metric not in names else scorer.metric,
+            len(usable),
+            scorer.signatures(names),
+            scorer.report_classes(predicted, expected) if scorer.has_classes else None,
+        )

@@ -1,0 +1,124 @@
+"""The losses of tokens: of all tokens of a text, or of masked ones. Language models are evaluated on them.
+
+A text is laid out as in training. A long text is split into consecutive windows, so that every token is predicted
+exactly once; the first tokens of a window do not see the window before. The units that the bootstrap samples are
+stretches of text.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from qkv.data.cache.examples import InMemoryExamples
+from qkv.data.encode.chat import EncodeChat
+from qkv.data.encode.encoders import EncodeText
+from qkv.data.objectives import IGNORE_INDEX
+from qkv.data.objectives.windows import WindowObjective
+from qkv.data.problems import InvalidRecord, Problems
+from qkv.data.records import Record
+from qkv.data.stream.random_bits import EpochRng
+from qkv.errors import QkvError
+from qkv.models.runtime.eval_mode import eval_mode
+from qkv.progress import OnProgress
+from qkv.tasks import metrics
+from qkv.tasks.metrics.text_units import TextUnits
+from qkv.tasks.run.example_batches import ExampleBatches, batches
+from qkv.tasks.text_model import TextModel
+
+
+@dataclass
+class TokenLosses:
+    """What a model predicts at the labelled positions of texts, summed over units."""
+
+    windows: ExampleBatches
+    units: TextUnits
+    nats: np.ndarray  # the loss of each unit
+    tokens: np.ndarray  # the labelled tokens of each unit
+    right: np.ndarray  # the tokens of each unit that the model predicts
+    predictions: dict[int, list[int]] = field(default_factory=dict)  # of the first windows
+
+    def scores(self) -> dict[str, metrics.Score]:
+        """All metrics."""
+        loss = metrics.ratio_score(self.nats, self.tokens)
+
+        def bits_per(sizes: np.ndarray) -> metrics.Score:
+            return metrics.Score(
+                len(self.nats), lambda w: metrics.bits_per_unit(float(w @ self.nats), float(w @ sizes))
+            )
+
+        return {
+            "loss": loss,
+            "perplexity": metrics.Score(len(self.nats), lambda weights: metrics.perplexity(loss.weighted(weights))),
+            "bits_per_character": bits_per(self.units.chars),
+            "bits_per_byte": bits_per(self.units.num_bytes),
+            "masked_accuracy": metrics.ratio_score(self.right, self.tokens),
+        }
+
+
+def compute_token_losses(
+    model: TextModel,
+    objective: WindowObjective,
+    texts: Sequence[str],
+    rng: EpochRng,
+    batch_size: int,
+    progress: OnProgress | None = None,
+    num_shown: int = 0,
+) -> TokenLosses:
+    """Run the model on all windows of the texts. The predictions of the first `num_shown` windows are kept."""
+    windows = objective.build(np.arange(objective.num_examples(rng)), rng)
+    batched, units = ExampleBatches(model, windows, objective.pad_token_id), TextUnits(texts)
+    unit_of_label = label_units(objective, batched, units, rng)
+    tokens = np.bincount(np.concatenate(unit_of_label), minlength=units.num_units)
+    found = TokenLosses(batched, units, np.zeros(units.num_units), tokens, np.zeros(units.num_units))
+    with eval_mode(model.network):
+        for chosen in batches(windows.lengths, batch_size, progress):
+            losses, predictions, right = [], [], []
+            for logits, labels in batched.labelled_logits(chosen):
+                losses.append(F.cross_entropy(logits, labels, reduction="none").cpu().double())
+                best = logits.argmax(-1)
+                predictions.append(best.cpu())
+                right.append((best == labels).cpu())
+            unit = np.concatenate([unit_of_label[i] for i in chosen])
+            np.add.at(found.nats, unit, torch.cat(losses).numpy())
+            np.add.at(found.right, unit, torch.cat(right).numpy())
+            lengths = [len(unit_of_label[i]) for i in chosen]
+            for i, ids in zip(chosen, torch.cat(predictions).split(lengths), strict=True):
+                if i < num_shown:
+                    found.predictions[i] = ids.tolist()
+    return found
+
+
+def encode_records(
+    records: Sequence[Record], encode: EncodeChat | EncodeText, problems: Problems, notes: list[str]
+) -> tuple[list[Record], InMemoryExamples]:
+    """The records that can be encoded and are not empty, and their examples; the others are counted in `problems`."""
+    usable, examples = [], []
+    problems.num_seen += len(records)
+    for record, example in zip(records, encode(list(records)), strict=True):
+        if isinstance(example, InvalidRecord):
+            problems.skip(example.category, record.location, example.reason)
+        elif example["ids"]:
+            usable.append(record)
+            examples.append(example)
+    if not usable:
+        reason = problems.summary() if problems.num_invalid else "the texts are empty"
+        raise QkvError(f"none of the {len(records):,} records can be evaluated: {reason}; give other texts")
+    notes += [str(problems.summary())] if problems.num_invalid else []
+    return usable, InMemoryExamples(examples, encode.fields)
+
+
+def label_units(
+    objective: WindowObjective, batched: ExampleBatches, units: TextUnits, rng: EpochRng
+) -> list[np.ndarray]:
+    """The unit of each label of each window, for the bootstrap."""
+    assert batched.labels is not None
+    documents, first, lengths = objective.windows.locate(np.arange(len(batched.labels)), rng)
+    total = np.bincount(documents, lengths)
+    places = [np.flatnonzero(labels != IGNORE_INDEX) for labels in batched.labels]
+    return [
+        units.find(np.full(len(place), document), np.minimum((start + place) / total[document], 1))
+        for place, document, start in zip(places, documents, first, strict=True)
+    ]

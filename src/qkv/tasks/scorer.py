@@ -1,0 +1,160 @@
+"""How the predictions of a task are compared with what records expect: metrics, single scores, classes, baselines.
+
+A baseline is compared in the same way as the model.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from qkv.data.modalities import parse_number
+from qkv.data.problems import InvalidRecord
+from qkv.data.records import Record
+from qkv.tasks.metrics import ClassCounts, ClassReport, make_class_report
+from qkv.train.watch import Sample
+
+if TYPE_CHECKING:
+    from qkv.tasks.evaluation import EvaluationOptions
+    from qkv.tasks.text_model import TextModel
+
+Prediction = tuple[Any, float | None]
+"""A prediction, and its confidence: a probability, or None if the model gives none."""
+Metric = Callable[[Sequence[Any], Sequence[Any]], float]
+"""A function of the predicted and the expected values."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A simple way to predict, which a model should beat: (scorer, training records, records) → predictions."""
+
+    predict: Callable[["TaskScorer", Sequence[Record], Sequence[Record]], list[Any]]
+    is_cheap: bool = False  # it takes almost no time, so the last lines of `qkv train` have it
+    applies: Callable[["TaskScorer", Sequence[Record]], bool] = lambda scorer, records: True
+
+
+class TaskScorer(ABC):
+    """Predicts records of a task, and scores the predictions. A higher main metric is better."""
+
+    modality: ClassVar[str]  # of what it predicts: text, label, labels, tags or number
+    metric: str
+    metrics: Mapping[str, Metric]  # all that it can compute, the main one first
+    selectable: ClassVar[tuple[str, ...]] = ()  # the metrics that a recipe can choose as the main one
+    always_measured: ClassVar[tuple[str, ...]] = ()  # in addition to the requested metrics
+    has_classes: bool = False
+    input_fields: tuple[str, ...] = ("text", "second")
+    """The fields that the model reads; two records with equal values in them are duplicates."""
+    baselines: Mapping[str, Baseline] = {}
+
+    @property
+    def default_metrics(self) -> Sequence[str]:
+        """The metrics that an evaluation computes if none are requested."""
+        return list(self.metrics)
+
+    @abstractmethod
+    def is_usable(self, record: Record) -> bool:
+        """Whether the record has everything that an evaluation needs."""
+
+    @abstractmethod
+    def expected(self, record: Record) -> Any:
+        """What the model should predict."""
+
+    @abstractmethod
+    def predict(
+        self,
+        model: "TextModel",
+        records: Sequence[Record],
+        options: "EvaluationOptions | None" = None,
+        notes: list[str] | None = None,
+    ) -> list[Prediction]:
+        """The model's predictions. The notes say what was truncated or cut off."""
+
+    def measure(self, predicted: Sequence[Any], expected: Sequence[Any]) -> float:
+        """The main metric."""
+        return self.metrics[self.metric](predicted, expected)
+
+    def measure_all(
+        self, names: Sequence[str], predicted: Sequence[Any], expected: Sequence[Any], records: Sequence[Record]
+    ) -> dict[str, float]:
+        """The named metrics."""
+        return {name: self.metrics[name](predicted, expected) for name in names}
+
+    @abstractmethod
+    def score_each(self, predicted: Sequence[Any], expected: Sequence[Any]) -> list[float]:
+        """How right each prediction is: 1 is right, 0 is wrong."""
+
+    def full_text(self, record: Record) -> str:
+        """All inputs of the model, to compare records with each other."""
+        values = [record.fields[name] for name in self.input_fields if record.fields.get(name)]
+        return "\n".join(" ".join(map(str, one)) if isinstance(one, list) else str(one) for one in values)
+
+    def text(self, record: Record) -> str:
+        """The input of the model, for a reader and for baselines."""
+        return self.full_text(record)
+
+    def show(self, value: Any, record: Record | None = None) -> str:
+        """A prediction, or what is expected, for a reader; the record may have its words."""
+        return str(value)
+
+    def make_sample(self, record: Record, predicted: Any, expected: Any) -> Sample:
+        """A prediction for the log and for `qkv eval`."""
+        texts = [value for name in self.input_fields if isinstance(value := record.fields.get(name), str)]
+        shown, joined = " ‖ ".join(texts), "\t".join(texts)
+        return Sample(shown, self.show(predicted), self.show(expected), None if shown == joined else joined)
+
+    def signatures(self, names: Sequence[str]) -> Mapping[str, str]:
+        """How metrics were computed, as their libraries state it."""
+        return {}
+
+    def items(self, value: Any) -> set[Any]:
+        """The items that precision and recall of the classes count; only if `has_classes`."""
+        return {value}
+
+    def class_of(self, item: Any) -> Hashable:
+        """The class of an item."""
+        return item  # type: ignore[no-any-return]
+
+    def pair_classes(self, predicted: Any, expected: Any) -> list[tuple[str, str]]:
+        """The predicted and the expected class of each item, for the confusion matrix."""
+        return []
+
+    def count_classes(self, predicted: Sequence[Any], expected: Sequence[Any]) -> ClassCounts:
+        """The counts of each class."""
+        ours, theirs = ([*map(self.items, side)] for side in (predicted, expected))
+        return ClassCounts(ours, theirs, class_of=self.class_of)
+
+    def report_classes(self, predicted: Sequence[Any], expected: Sequence[Any]) -> ClassReport:
+        """The scores of each class, and the confusion matrix."""
+        pairs = [pair for both in map(self.pair_classes, predicted, expected) for pair in both]
+        return make_class_report(self.count_classes(predicted, expected), pairs)
+
+    def choose_metric(self, name: str) -> None:
+        """Make a metric the main one, if this is possible."""
+        if name in self.selectable and name in self.metrics:
+            self.metric = name
+
+
+def has_texts(record: Record, *names: str) -> bool:
+    """Whether these fields are texts."""
+    return all(isinstance(record.fields.get(name), str) for name in names)
+
+
+def has_number(record: Record) -> bool:
+    """Whether the score of a record is a number."""
+    try:
+        parse_number(record, "score")
+    except InvalidRecord:
+        return False
+    return True
+
+
+def set_f1(
+    predicted: Sequence[set[Any] | frozenset[Any]], expected: Sequence[set[Any] | frozenset[Any]]
+) -> list[float]:
+    """F1 of each set; 1 if both are empty.
+
+    >>> set_f1([{1, 2}, set()], [{2}, set()])
+    [0.6666666666666666, 1.0]
+    """
+    pairs = zip(predicted, expected, strict=True)
+    return [2 * len(ours & theirs) / (len(ours) + len(theirs)) if ours or theirs else 1.0 for ours, theirs in pairs]

@@ -1,0 +1,56 @@
+"""A starter: what `qkv init` needs to know of a task to write a recipe."""
+
+from dataclasses import dataclass
+from typing import Any
+
+RecipeLine = tuple[str, Any, str]
+"""A key, its value and a comment. A key that starts with # is commented out."""
+
+BERT_CHECKPOINT = "google-bert/bert-base-uncased"
+SMOOTHING: RecipeLine = ("label_smoothing", 0.1, "probability spread over all other tokens or classes")
+
+
+@dataclass(frozen=True)
+class Starter:
+    """A task that `qkv init` can write a recipe for."""
+
+    description: str
+    objective_kind: str
+    example_file: str  # the file name in the recipe if the user gives no file
+    max_length: int  # tokens of a sequence
+    pretrained: str = ""  # a checkpoint that is usually fine-tuned for the task
+    preset: str = ""  # a published architecture that is usually trained from scratch
+    max_source_length: int = 0  # tokens of a source sequence; 0: derived from the data
+    too_long: str = ""
+    exportable_preset: str = ""  # a published architecture that other libraries can load; empty: the default can be
+    objective_lines: tuple[RecipeLine, ...] = ()  # keys of [objective]
+    metric: str = ""  # the metric that selects the best weights; empty: as `train.metric`
+
+
+PRETRAINING_STARTERS: dict[str, Starter] = {
+    "spans": Starter(
+        "An encoder-decoder that generates spans removed from a text, as T5.",
+        "span_corruption",
+        "corpus.txt",
+        512,
+        preset="t5-small",
+        exportable_preset="t5-small",
+        objective_lines=(
+            ("mask_prob", 0.15, "fraction of tokens to remove"),
+            ("mean_span_length", 3.0, "tokens of a removed span, on average"),
+        ),
+    ),
+    "denoise": Starter(
+        "An encoder-decoder that restores corrupted texts, as BART.",
+        "denoising",
+        "corpus.txt",
+        512,
+        preset="bart-base",
+        exportable_preset="bart-base",
+        objective_lines=(
+            ("mask_prob", 0.3, "fraction of tokens to remove"),
+            ("permute_sentences", True, "shuffle the sentences, too"),
+        ),
+    ),
+}
+"""Objectives that only prepare a model for a task."""

@@ -1,0 +1,61 @@
+"""The table of tasks, and the task of a model."""
+
+from dataclasses import replace
+
+from qkv.errors import UsageError
+from qkv.models import Config
+from qkv.tables import OpenTable
+from qkv.tasks.starters.starter import PRETRAINING_STARTERS, Starter
+from qkv.tasks.task import Task
+
+TASKS: OpenTable[Task] = OpenTable(
+    "task",
+    lazy={
+        "translate": "qkv.tasks.verbs.text_to_text:TRANSLATE",
+        "summarise": "qkv.tasks.verbs.text_to_text:SUMMARISE",
+        "complete": "qkv.tasks.verbs.complete:COMPLETE",
+        "fill": "qkv.tasks.verbs.fill:FILL",
+        "classify": "qkv.tasks.verbs.classify:CLASSIFY",
+        "tag": "qkv.tasks.verbs.tag:TAG",
+        "answer": "qkv.tasks.verbs.answer:ANSWER",
+        "embed": "qkv.tasks.verbs.embed:EMBED",
+    },
+)
+
+
+def register_task(task: Task) -> Task:
+    """Add a task: every model of its objective supports it, in Python, on the command line and over HTTP."""
+    return TASKS.register(task.name, task)
+
+
+def find_task(config: Config) -> Task:
+    """The task of a model: the one that it was trained for, or the first that its head and family support.
+
+    >>> from qkv.models.tables.presets import find_preset
+    >>> find_task(find_preset("gpt2")).name, find_task(find_preset("bert-base")).name
+    ('complete', 'fill')
+    """
+    for task in supported_tasks(config):
+        return task
+    raise UsageError(
+        f"this model cannot be run on texts: there is no task for a {config.head.kind} head on the family "
+        f"{config.family}; call its network with token ids instead"
+    )
+
+
+def supported_tasks(config: Config) -> list[Task]:
+    """The tasks that a model supports, its own first."""
+    found = [task for task in TASKS.values() if task.supports(config)]
+    return sorted(found, key=lambda task: task.name != config.task)
+
+
+def name_task(config: Config, objective: str) -> Config:
+    """The config of a model that has learned an objective, with the task's name if its head and family do not tell."""
+    own = next((task.name for task in TASKS.values() if task.objective == objective and task.supports(config)), None)
+    return replace(config, task=None if own is None or own == find_task(config).name else own)
+
+
+def find_starters() -> dict[str, Starter]:
+    """What `qkv init` can write a recipe for: the tasks, and the objectives that only prepare a model for a task."""
+    tasks = {task.starter_name or task.name: task.starter for task in TASKS.values() if task.starter is not None}
+    return {**tasks, **PRETRAINING_STARTERS}

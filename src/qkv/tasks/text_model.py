@@ -1,0 +1,29 @@
+"""A network with its config and tokenizer."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from qkv.blocks import Tap
+from qkv.errors import UsageError
+from qkv.models import Config, Network
+from qkv.text import Tokenizer
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """A network with its config and tokenizer, which every task needs."""
+
+    network: Network
+    tokenizer: Tokenizer
+    config: Config
+    tap: Tap | None = field(default=None, compare=False)  # changes activations inside the network
+    kept: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # what a task keeps between calls
+
+
+def require_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
+    """The tokenizer, or an error if the model has none."""
+    if tokenizer is None:
+        raise UsageError(
+            "this model has no tokenizer, so it cannot read text; use a model with a tokenizer, or pass token ids"
+        )
+    return tokenizer

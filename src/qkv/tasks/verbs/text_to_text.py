@@ -1,0 +1,386 @@
+"""Text to text: generate a target text for a source text (translation, summaries, spelling, dates).
+
+In an evaluation, a target is generated once for each source, even if several records have the same source. The
+prediction is compared with the record's target; `exact_match_any` and `word_error_rate` compare it with the best of all
+targets of the source.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from qkv.data.records import Record
+from qkv.decode import GenerationOptions
+from qkv.errors import QkvError
+from qkv.models import Config
+from qkv.progress import OnProgress
+from qkv.tasks import metrics
+from qkv.tasks.baselines import copy_first_sentence, copy_source, predict_nearest
+from qkv.tasks.evaluation import EvaluationOptions, select_usable
+from qkv.tasks.metrics.rouge import ROUGE_NAMES, has_rouge
+from qkv.tasks.metrics.text import References
+from qkv.tasks.record_task import RecordTask
+from qkv.tasks.run.generate import (
+    generate_batched,
+    limit_new_tokens,
+    make_generation_options,
+    prompt_ids,
+    truncate_prompts,
+)
+from qkv.tasks.run.generated_text import GeneratedText
+from qkv.tasks.scorer import Baseline, Metric, Prediction, TaskScorer, has_texts
+from qkv.tasks.starters.starter import SMOOTHING, Starter
+from qkv.tasks.task import TaskOptions
+from qkv.tasks.text_model import TextModel
+from qkv.text import Tokenizer
+from qkv.text.sentences import split_sentences
+from qkv.train.progress import lower_is_better
+from qkv.values import HIDDEN, Limits
+
+MIN_BLEU_WORDS = 3  # mean words of a target above which BLEU is useful: shorter texts have few n-grams
+MAX_TER_WORDS = 60  # mean words of a target up to which TER is computed by default: its time grows with the square
+SUMMARY_RATIO = 3  # sources that are longer than their targets by this factor are probably summarised: ROUGE
+PER_RECORD_METRICS = (
+    *("exact_match", "bleu", "bleu_lowercase", "tokenised_bleu", "sacrebleu", "chrf", "ter"),
+    *ROUGE_NAMES,
+)
+"""The metrics that compare each record with its own target."""
+BEST_REFERENCE_METRICS = ("exact_match_any", "word_error_rate")
+"""The metrics that compare each source with its best target."""
+METRIC_FUNCTIONS: dict[str, Callable[[Sequence[str], References], float]] = {
+    name: getattr(metrics, "exact_match" if name == "exact_match_any" else name)
+    for name in PER_RECORD_METRICS + BEST_REFERENCE_METRICS
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextToTextOptions(TaskOptions):
+    """Options of translations and summaries. Without a value, an option has the default of the model."""
+
+    beam: Annotated[int, Limits(1, 1024), "The number of beams; 1 is greedy decoding."] = 1
+    max_tokens: Annotated[int | None, Limits(1, 2**31), "The maximum number of new tokens of a sentence or part."] = (
+        None
+    )
+    top: Annotated[int, Limits(1, 1024), "The number of hypotheses of a beam search to return."] = 1
+    prompt: Annotated[str, Limits(0, 1000), "The text before every sentence or part."] = ""
+    length_penalty: Annotated[float, Limits(-10, 10), "The exponent of the length in the score of a beam."] = 1.0
+    no_repeat_ngram_size: Annotated[int, Limits(0, 1000), "No n-gram of this size occurs twice; 0: no limit."] = 0
+    stop: Annotated[list[Annotated[str, Limits(1, 1000)]] | None, "Texts at which the generation stops."] = None
+    generation: Mapping[str, Any] = field(default_factory=dict, metadata=HIDDEN)
+    """Other fields of `GenerationOptions`, by name."""
+
+    def generation_values(self) -> dict[str, Any]:
+        """The fields of `GenerationOptions` that differ from their defaults."""
+        names = ("beam", "max_tokens", "length_penalty", "no_repeat_ngram_size", "stop")
+        defaults = TextToTextOptions()
+        given = {name: value for name in names if (value := getattr(self, name)) != getattr(defaults, name)}
+        return {**given, **self.generation}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslateOptions(TextToTextOptions):
+    """Options of `m.translate`."""
+
+    align: Annotated[bool, "Align each word with a word of the source."] = False
+    prefix: Annotated[str, Limits(0, 1000), "The beginning of the translation."] = ""
+    sentences: Annotated[
+        bool | None,
+        "Generate sentence by sentence, for texts of any length. The default for a model that was trained on pairs of "
+        "sentences.",
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SummariseOptions(TextToTextOptions):
+    """Options of `m.summarise`."""
+
+    too_long: Annotated[
+        Literal["split", "truncate", "error"],
+        'For a text with too many tokens: "split" summarises its parts, "truncate" its beginning; or "error".',
+    ] = "split"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextToTextEvaluation(EvaluationOptions):
+    """Options of an evaluation of generated texts."""
+
+    beam: int = 1  # number of beams
+    max_tokens: int = 0  # maximum of new tokens; 0: 1.5 times the tokens of the longest target, plus 8
+    generation: Mapping[str, Any] = field(default_factory=dict)  # other fields of `GenerationOptions`
+
+
+class TextToText(RecordTask):
+    """The base of tasks that generate a target text for a source text."""
+
+    description = "generates a text for a text"
+    objective = "seq2seq"
+    inputs, target = ("source",), "target"
+    needed_fields = ("source", "target")
+    calls = ("translate", "summarise", "generate", "score")
+    evaluation_batch_size, max_samples = 64, 8
+    generates = True
+    EvalOptions, results = TextToTextEvaluation, (GeneratedText,)
+
+    def make_options(self, values: Mapping[str, Any]) -> Any:
+        """The options by name. Those that the task does not have itself are fields of `GenerationOptions`."""
+        own = {one.name for one in fields(self.Options)}
+        others = {name: value for name, value in values.items() if name not in own}
+        given = {name: value for name, value in values.items() if name in own}
+        if isinstance(stop := given.get("stop"), str):
+            given["stop"] = [stop]
+        make_generation_options(others, sorted(own))  # an error before anything runs
+        return replace(super().make_options(given), generation=others)
+
+    def select(
+        self, config: Config, records: Sequence[Record], options: TextToTextEvaluation, notes: list[str]
+    ) -> list[Record]:
+        """The records with a source and a target."""
+        return select_usable(records, notes, source=str, target=str)
+
+    def find_scorer(self, config: Config, records: Sequence[Record], beam: int = 1) -> "TextScorer":
+        """A scorer by BLEU, or by exact match if targets are short."""
+        return TextScorer(records, beam)
+
+
+class TranslateTask(TextToText):
+    """Generate a text for a text, sentence by sentence if the model was trained on sentences."""
+
+    name = "translate"
+    question = "Translate texts."
+    title = "Output"
+    batch_size = 64
+    Options = TranslateOptions
+    starter = Starter(
+        "From one text to another: translation, spelling, anything with a source and a target.",
+        "seq2seq",
+        "train.tsv",
+        256,
+        preset="transformer-base",
+        exportable_preset="marian",
+        objective_lines=(SMOOTHING,),
+    )
+
+    def decode(
+        self,
+        model: TextModel,
+        texts: Sequence[str],
+        options: TranslateOptions,
+        batch_size: int,
+        progress: OnProgress | None = None,
+    ) -> list[GeneratedText]:
+        """Translate texts of any length. Line breaks are kept."""
+        from qkv.tasks.run.translation import parts
+
+        return parts.translate(
+            model,
+            texts,
+            sentences=options.sentences,
+            top=options.top,
+            align=options.align,
+            prefix=options.prefix,
+            prompt=options.prompt,
+            batch_size=batch_size,
+            progress=progress,
+            **options.generation_values(),
+        )
+
+
+class SummariseTask(TextToText):
+    """Summarise a text; a text that is too long for the model is summarised in parts."""
+
+    name = "summarise"
+    question = "Summarise texts."
+    title = "Summary"
+    batch_size = 16
+    Options = SummariseOptions
+    starter = Starter(
+        "From a long text to a short one.",
+        "seq2seq",
+        "train.jsonl",
+        256,
+        preset="transformer-base",
+        exportable_preset="marian",
+        max_source_length=1024,
+        too_long="truncate",
+        objective_lines=(SMOOTHING,),
+        metric="rougeL",
+    )
+
+    def decode(
+        self,
+        model: TextModel,
+        texts: Sequence[str],
+        options: SummariseOptions,
+        batch_size: int,
+        progress: OnProgress | None = None,
+    ) -> list[GeneratedText]:
+        """Summarise texts of any length."""
+        from qkv.tasks.run.translation import parts
+
+        return parts.summarise(
+            model,
+            texts,
+            top=options.top,
+            too_long=options.too_long,
+            prompt=options.prompt,
+            batch_size=batch_size,
+            progress=progress,
+            **options.generation_values(),
+        )
+
+
+class TextScorer(TaskScorer):
+    """A generated text for each source, compared by BLEU, or by exact match if targets are short."""
+
+    modality, input_fields = "text", ("source",)
+    selectable = tuple(name for name in PER_RECORD_METRICS if not lower_is_better(name))
+    always_measured = ("exact_match",)
+    baselines: Mapping[str, Baseline] = {
+        "copy of the source": Baseline(copy_source, is_cheap=True),
+        "first sentence of the source": Baseline(
+            copy_first_sentence, is_cheap=True, applies=lambda scorer, records: scorer.metric in ROUGE_NAMES
+        ),
+        "nearest source's target (BM25)": Baseline(predict_nearest),
+    }
+
+    def __init__(self, records: Sequence[Record], beam: int = 1) -> None:
+        self.beam = beam
+        self.targets_by_source: dict[str, list[str]] = {}
+        for record in records:
+            if has_texts(record, "source", "target"):
+                self.targets_by_source.setdefault(record.fields["source"], []).append(record.fields["target"])
+        targets = [target for several in self.targets_by_source.values() for target in several]
+        self.metric = "bleu" if has_long_targets(targets) else "exact_match"
+        names = dict.fromkeys((self.metric, *PER_RECORD_METRICS, *BEST_REFERENCE_METRICS))
+        self.metrics: Mapping[str, Metric] = {name: partial(measure_texts, METRIC_FUNCTIONS[name]) for name in names}
+
+    @property
+    def default_metrics(self) -> Sequence[str]:
+        """The metrics that are useful for these targets."""
+        return default_metrics(self.targets_by_source)
+
+    def is_usable(self, record: Record) -> bool:
+        """Source and target."""
+        return has_texts(record, "source", "target")
+
+    def expected(self, record: Record) -> str:
+        """The target."""
+        return str(record.fields["target"])
+
+    def predict(
+        self,
+        model: TextModel,
+        records: Sequence[Record],
+        options: Any = None,
+        notes: list[str] | None = None,
+    ) -> list[Prediction]:
+        """The generated texts, and the mean probability of their tokens."""
+        options, notes = options or TextToTextEvaluation(batch_size=32, beam=self.beam), [] if notes is None else notes
+        tokenizer, config = model.tokenizer, model.config
+        max_tokens = options.max_tokens or max_target_tokens(tokenizer, [*map(self.expected, records)]) * 3 // 2 + 8
+        max_tokens = limit_new_tokens(config, max_tokens)
+        sources = list(dict.fromkeys(record.fields["source"] for record in records))
+        prompts = [prompt_ids(tokenizer, config, source) if source.strip() else [] for source in sources]
+        lengths = list(map(len, prompts))
+        prompts, max_prompt = truncate_prompts(tokenizer, config, prompts, max_tokens)
+        if num_long := sum(length > max_prompt for length in lengths):
+            notes.append(f"{num_long:,} sources were truncated to the {max_prompt:,} tokens that fit")
+        num_several = sum(len(split_sentences(source)) > 1 for source in sources) if config.reads_sentences else 0
+        if num_several:
+            notes.append(
+                f"{num_several:,} of {len(sources):,} sources have several sentences; here, each source is read in one "
+                "piece, but m.translate and qkv run read sentence by sentence"
+            )
+        generation = GenerationOptions(max_tokens=max_tokens, beam=options.beam, tap=model.tap, **options.generation)
+        results = generate_batched(model.network, tokenizer, prompts, generation, options.batch_size, options.progress)
+        if num_cut := sum(result.finish_reason == "length" for result in results):
+            notes.append(f"{num_cut:,} of {len(results):,} predictions were cut off at {max_tokens} tokens")
+        by_source = dict(zip(sources, results, strict=True))
+        found = [by_source[record.fields["source"]] for record in records]
+        return [(one.text, mean_probability(one.score, len(one.ids) + 1, options.beam)) for one in found]
+
+    def measure_all(
+        self, names: Sequence[str], predicted: Sequence[Any], expected: Sequence[Any], records: Sequence[Record]
+    ) -> dict[str, float]:
+        """The named metrics; a source with several targets has one prediction, which is compared with all of them."""
+        by_source = {record.fields["source"]: text for record, text in zip(records, predicted, strict=True)}
+        best = list(by_source.values()), [self.targets_by_source[source] for source in by_source]
+        return {
+            name: METRIC_FUNCTIONS[name](*best)
+            if name in BEST_REFERENCE_METRICS
+            else self.metrics[name](predicted, expected)
+            for name in names
+        }
+
+    def score_each(self, predicted: Sequence[str], expected: Sequence[str]) -> list[float]:
+        """1 for an equal text; if targets are long, the fraction of words in common (F1) for others."""
+        pairs = list(zip(predicted, expected, strict=True))
+        if self.metric == "exact_match":
+            return [metrics.exact_match([ours], [[theirs]]) for ours, theirs in pairs]
+        return [metrics.answer_f1([ours], [[theirs]]) for ours, theirs in pairs]
+
+    def signatures(self, names: Sequence[str]) -> Mapping[str, str]:
+        """How BLEU, chrF, TER and ROUGE were computed."""
+        return metrics.metric_signatures(names) | metrics.rouge_signatures(names)
+
+    def choose_metric(self, name: str) -> None:
+        """Make a metric the main one, if its package is installed."""
+        if name not in ROUGE_NAMES or has_rouge():
+            super().choose_metric(name)
+
+
+def measure_texts(
+    function: Callable[[Sequence[str], References], float], predicted: Sequence[str], expected: Sequence[str]
+) -> float:
+    """A metric of texts with one reference each."""
+    return function(predicted, [[reference] for reference in expected])
+
+
+def mean_probability(score: float, tokens: int, beam: int) -> float | None:
+    """The geometric mean of the probabilities of the tokens; None for beam search, whose scores are normalised."""
+    return math.exp(score / max(1, tokens)) if beam == 1 else None
+
+
+def default_metrics(targets_by_source: Mapping[str, Sequence[str]]) -> list[str]:
+    """The metrics that are useful for targets like these.
+
+    They are exact match; exact match and word error rate against the best target, if a source has several targets;
+    BLEU, chrF and TER if targets have more than three words on average; and ROUGE, if the sources are much longer than
+    the targets and rouge-score is installed.
+    """
+    names = ["exact_match"]
+    targets = [target for several in targets_by_source.values() for target in several]
+    if any(len(set(several)) > 1 for several in targets_by_source.values()):
+        names += ["exact_match_any", "word_error_rate"]
+    if not has_long_targets(targets):
+        return names
+    names += ["bleu", "tokenised_bleu", "sacrebleu", "chrf"]
+    mean_words = _count_words(targets) / len(targets)
+    if mean_words <= MAX_TER_WORDS:
+        names.append("ter")
+    if metrics.has_rouge() and _count_words(targets_by_source) > SUMMARY_RATIO * mean_words * len(targets_by_source):
+        names += ROUGE_NAMES
+    return names
+
+
+def has_long_targets(targets: Sequence[str]) -> bool:
+    """Whether targets have more than three words on average, so that n-grams of words are useful."""
+    return _count_words(targets) > MIN_BLEU_WORDS * len(targets)
+
+
+def _count_words(texts: Iterable[str]) -> int:
+    return sum(len(text.split()) for text in texts)
+
+
+def max_target_tokens(tokenizer: Tokenizer, targets: Sequence[str]) -> int:
+    """The tokens of the longest target; its characters if the tokenizer cannot encode one of the targets."""
+    try:
+        return max(map(len, tokenizer.target.encode_batch(targets)), default=0)
+    except QkvError:
+        return max(map(len, targets))
+
+
+TRANSLATE = TranslateTask()
+SUMMARISE = SummariseTask()
