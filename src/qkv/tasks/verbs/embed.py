@@ -43,7 +43,7 @@ class EmbedOptions(TaskOptions):
 
 
 @dataclass(frozen=True, repr=False)
-class Embedding(Result):
+class TextVector(Result):
     """The vector of a text."""
 
     vector: list[float]
@@ -64,7 +64,7 @@ class EmbedTask(RecordTask):
     inputs, target = ("first",), "second"
     needed_fields = ("first", "second")
     calls = ()
-    Options, results = EmbedOptions, (Embedding,)
+    Options, results = EmbedOptions, (TextVector,)
     starter = Starter(
         "Embeddings: texts that belong together come close.",
         "contrastive",
@@ -82,11 +82,11 @@ class EmbedTask(RecordTask):
         options: EmbedOptions,
         batch_size: int,
         progress: OnProgress | None = None,
-    ) -> list[Embedding]:
+    ) -> list[TextVector]:
         """The vectors of texts."""
         vectors, lengths = embed_texts(model, texts, batch_size, progress)
         handle_long_texts(texts, lengths, model.config, options)
-        return [Embedding(vector) for vector in at_least_float32(vectors).cpu().tolist()]
+        return [TextVector(vector) for vector in at_least_float32(vectors).cpu().tolist()]
 
     def select(
         self, config: Config, records: Sequence[Record], options: EvaluationOptions, notes: list[str]
