@@ -280,6 +280,13 @@ def test_an_export_is_refused_with_a_reason(name: str, format: str, tmp_path: Pa
     assert (tmp_path / "out").exists() == (name == "" and format == "hf")
 
 
+def test_a_position_with_a_table_ends_at_max_positions() -> None:
+    qkv.register_part("position", "steps", build=Steps, place="embedding", is_limited=True, replace=True)
+    with pytest.raises(qkv.UsageError, match="64"):
+        build(config_with("steps"))(torch.zeros(1, 65, dtype=torch.long))
+    build(config_with("near"))(torch.zeros(1, 65, dtype=torch.long))
+
+
 @pytest.mark.parametrize("name", ["doubled", "gained", "squared"])
 def test_tensor_parallelism_splits_built_in_parts_only(name: str) -> None:
     with pytest.raises(qkv.UsageError, match="not a built-in part"):

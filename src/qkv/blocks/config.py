@@ -148,8 +148,8 @@ class StackConfig:
 
     @property
     def has_max_positions(self) -> bool:
-        """Whether `max_positions` is a hard limit, because positions are a learned table."""
-        return self.position == "learned"
+        """Whether `max_positions` is a hard limit, because positions are a learned table, for instance."""
+        return PARTS["position"][self.position].is_limited
 
     def window_of(self, layer: int) -> int:
         """Return the sliding window of a layer, or 0 if the layer has none."""

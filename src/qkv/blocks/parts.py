@@ -48,6 +48,7 @@ class PartRow:
     cost: Callable[..., PartCost] | None = None  # None: parameters are counted, and FLOPs are unknown
     sites: tuple[str, ...] = ()  # the names of its values that a tap can see, in the order of computation
     place: Place = "none"  # where a position acts
+    is_limited: bool = False  # a position that ends at `max_positions`
     is_stack: bool = False  # a block part that builds a whole stack
 
     def make(self, *arguments: Any, **named: Any) -> Any:
@@ -127,7 +128,9 @@ PARTS: dict[str, OpenTable[PartRow]] = {
             "sinusoidal_split": PartRow(
                 "qkv.blocks.position:SinusoidalPositions", {"split": True}, no_cost, place="embedding"
             ),
-            "learned": PartRow("qkv.blocks.position:LearnedPositions", cost=learned_position_cost, place="embedding"),
+            "learned": PartRow(
+                "qkv.blocks.position:LearnedPositions", cost=learned_position_cost, place="embedding", is_limited=True
+            ),
             "rotary": PartRow("qkv.blocks.position:RotaryPositions", cost=no_cost, place="rotation"),
             "alibi": PartRow("qkv.blocks.position:ScoreBias", {"learned": False}, no_cost, place="scores"),
             "t5": PartRow("qkv.blocks.position:ScoreBias", {"learned": True}, t5_position_cost, place="scores"),
@@ -157,6 +160,7 @@ def register_part(
     cost: Callable[..., PartCost] | None = None,
     sites: Sequence[str] = (),
     place: Place = "none",
+    is_limited: bool = False,
     is_stack: bool = False,
     replace: bool = False,
 ) -> None:
@@ -164,12 +168,14 @@ def register_part(
 
     `build` gets the arguments that the table at the top of `qkv.blocks.parts` lists, and `options` as keywords. `cost`
     gets the same ones and returns a `PartCost`. `sites` are the names with which the part calls its tap. `place` is
-    for a position: "embedding", "rotation" or "scores". `replace` allows the name of an earlier call.
+    for a position: "embedding", "rotation" or "scores", and `is_limited` for one that ends at `max_positions`.
+    `is_stack` is for a block part that builds a whole stack. `replace` allows the name of an earlier call.
     """
     table = OpenTable("slot", PARTS).find(slot)
     if slot == "position":
         OpenTable("place", dict.fromkeys(("embedding", "rotation", "scores"), "")).find(place, "place")
-    table.register(name, PartRow(build, dict(options or {}), cost, tuple(sites), place, is_stack), replace=replace)
+    row = PartRow(build, dict(options or {}), cost, tuple(sites), place, is_limited, is_stack)
+    table.register(name, row, replace=replace)
 
 
 def find_part(slot: Slot, config: StackConfig) -> PartRow:

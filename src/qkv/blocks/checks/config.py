@@ -92,7 +92,7 @@ def check_stack_combinations(stack: Any) -> None:
         raise ValueError(
             f"head_dim × rotary_fraction = {stack.rotary_dim} must be even and not 0: rotary positions rotate pairs"
         )
-    if stack.position.startswith("sinusoidal") and (stack.embedding_width or stack.width) % 2:
+    if stack.position in ("sinusoidal", "sinusoidal_split") and (stack.embedding_width or stack.width) % 2:
         name = "embedding_width" if stack.embedding_width else "width"
         raise ValueError(f"{name} = {getattr(stack, name)} must be even: sinusoidal positions come in pairs")
     if stack.position == "t5" and (stack.relative_buckets < 4 or stack.relative_buckets % 2):
