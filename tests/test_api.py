@@ -343,7 +343,7 @@ def test_embedding_needs_a_tokenizer_and_one_stack(tokenizer: Tokenizer) -> None
     with pytest.raises(QkvError, match="this model has no tokenizer"):
         embedder(None).embed("a")
     small = model("seq2seq")
-    with pytest.raises(UsageError, match=r"encoder-decoder, .* it can: m\.translate, m\.summarise"):
+    with pytest.raises(UsageError, match=r"encoder-decoder, .*; use m\.translate, m\.summarise"):
         Model(small.config, small.network, tokenizer).embed("a")
 
 

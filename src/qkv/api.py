@@ -330,7 +330,7 @@ class Model(TaskCalls):
             task = find_task(self.config)
             raise UsageError(
                 "m.embed needs an encoder-only or decoder-only model, but this model is an encoder-decoder, which "
-                f"{task.description}; it can: {task.list_calls()}; for the output of its encoder, use m.hidden(ids)"
+                f"{task.description}; use {task.list_calls()}, or m.hidden(ids) for the output of its encoder"
             )
         if pooling is not None and pooling not in POOLINGS:
             raise UsageError(f"pooling = {pooling!r} is unknown; choose from {', '.join(POOLINGS)}")

@@ -353,10 +353,10 @@ def test_wrong_edits_are_refused() -> None:
         (lambda: patch("decoder.0.z", short, positions=[5]), "has 2 tokens"),
         (lambda: patch("decoder.0.z", short, source_positions=[4]), "same number"),
         (lambda: patch("decoder.0.z", short, positions=[-1], source_positions=[1]), "negative"),
-        (lambda: steer("decoder.0.resid_pre", torch.ones(3)), "vectors of 16"),
+        (lambda: steer("decoder.0.resid_pre", torch.ones(3)), "have width 16"),
         (lambda: change("decoder.0.resid_pre", lambda x: x[:, :1]), "returned shape"),
         (lambda: mean_ablate("decoder.0.pattern", [donor, short]), "equal length"),
-        (lambda: mean_ablate("decoder.0.pattern", [short]), "2 tokens, and this one more"),
+        (lambda: mean_ablate("decoder.0.pattern", [short]), "2 tokens, but this run has more"),
         (lambda: resample_ablate("decoder.0.pattern", [some_heads]), "only some heads"),
         (lambda: "decoder.0.z", "is not an edit"),
     ):

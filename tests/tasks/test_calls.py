@@ -120,7 +120,7 @@ def test_a_model_of_another_task_says_what_it_is_and_can_do(call: str) -> None:
     message = str(caught.value)
     assert message.startswith(f"m.{call} needs a model that ")
     assert ("this model is a decoder" if call != "complete" else "an encoder-decoder") in message
-    assert f"it can: m.{'complete' if call != 'complete' else 'translate'}" in message
+    assert f"; use m.{'complete' if call != 'complete' else 'translate'}" in message
 
 
 def test_every_call_that_errors_name_exists() -> None:

@@ -104,7 +104,9 @@ def test_what_reads_blocks_is_refused_and_a_trace_has_states(runs: dict[str, Pat
         lambda: model.look(TEXT),
         lambda: model.look_at_mask([TEXT]),
     ):
-        with pytest.raises(UsageError, match=r"this model has GRU layers; a trace of it has the sites decoder.0.state"):
+        with pytest.raises(
+            UsageError, match=r"this model has GRU layers; trace its own sites instead: decoder.0.state"
+        ):
             call()
 
 

@@ -88,8 +88,8 @@ def logit_attribution(
     require_blocks(network.config, "logit attribution")
     if stack.config.residual == "none":
         raise UsageError(
-            f'the {stack.name} has residual = "none": without skip connections the logits are no sum over layers, so '
-            "they cannot be attributed; use activation patching (qkv.inside.activation_patching) instead"
+            f'the {stack.name} has residual = "none": without skip connections, the logits are not a sum over layers, '
+            "so they cannot be attributed; use activation patching (qkv.inside.activation_patching) instead"
         )
     parts = _Parts(trace[f"{stack.name}.0.resid_pre"][position].double())
     for layer in range(stack.config.layers):

@@ -154,7 +154,8 @@ def steer(
     def replacement(value: Tensor, context: SiteContext) -> Tensor:
         if vector.shape != value.shape[-1:]:
             raise UsageError(
-                f"the vector has shape {tuple(vector.shape)}, but {context.name} has vectors of {value.shape[-1]}"
+                f"the vector has shape {tuple(vector.shape)}, but the vectors of {context.name} have width "
+                f"{value.shape[-1]}; use a vector of this width"
             )
         return value + scale * vector.to(value)
 
@@ -220,7 +221,8 @@ def _take_rows(matrix: Tensor, value: Tensor, context: SiteContext, indices: Ten
         raise UsageError(f"{context.name}: the other run has only some heads; record it without `heads`")
     if int(indices.max()) >= matrix.shape[1]:
         raise UsageError(
-            f"{context.name}: the other run has {matrix.shape[1]} tokens, and this one more; limit positions"
+            f"{context.name}: the other run has {matrix.shape[1]} tokens, but this run has more; choose positions that "
+            "both runs have"
         )
     if context.has_padding:
         raise UsageError(f"{context.name}: patterns of padded sequences cannot be replaced; run them one by one")

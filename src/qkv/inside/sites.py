@@ -28,8 +28,8 @@ def require_blocks(config: Config, what: str) -> None:
     """Raise an error if a model is recurrent: `what`, a lens for instance, reads parts of Transformer blocks."""
     if config.is_recurrent:
         raise UsageError(
-            f"{what} reads Transformer blocks, and this model has {config.stack.block.upper()} layers; a trace of "
-            f"it has the sites {', '.join(list_sites(config))}"
+            f"{what} reads Transformer blocks, but this model has {config.stack.block.upper()} layers; trace its own "
+            f"sites instead: {', '.join(list_sites(config))}"
         )
 
 

@@ -56,7 +56,7 @@ def read_traces(folder: str | Path) -> Iterator[Trace]:
     folder = Path(folder)
     if not (folder / INDEX_FILE).exists():
         raise QkvError(
-            f"{folder}: no {INDEX_FILE}, so this is no folder of traces, or writing it was interrupted; "
+            f"{folder}: no {INDEX_FILE}, so this is not a folder of traces, or writing was interrupted; "
             "write the traces again"
         )
     counts = read_json_object(folder / INDEX_FILE).get("traces_in_file")

@@ -161,7 +161,7 @@ class TaskCalls:
             family, head = ARTICLES[self.config.family], self.config.head.kind
             raise UsageError(
                 f"m.{call or task.name} needs a model that {task.description}, but this model is {family} with head "
-                f"{head!r}, which {found.description}; it can: {found.list_calls()}"
+                f"{head!r}, which {found.description}; use {found.list_calls()}"
             )
         kept = self.__dict__.setdefault("_kept", {})
         return TextModel(self.network, require_tokenizer(self.tokenizer), self.config, kept=kept)
