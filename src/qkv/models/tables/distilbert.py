@@ -1,7 +1,7 @@
 """DistilBERT: BERT without token types and pooler, with half the layers."""
 
 from qkv.models.tables.architecture import Architecture, Concatenated, ConfigKey, FieldRows, HeadTable, TensorNames
-from qkv.models.tables.bert import EMBEDDING, MLM
+from qkv.models.tables.bert import EMBEDDING, MLM, STACK
 from qkv.models.tables.common_rows import ACTIVATIONS_AND_ALIASES, BUFFERS, SPECIAL_TOKENS, task_head
 
 ACTIVATION = ConfigKey("activation", "gelu", ACTIVATIONS_AND_ALIASES)
@@ -19,20 +19,16 @@ DISTILBERT = Architecture(
     prefix="distilbert.",
     stacks={
         "encoder": {
-            "vocab_size": ConfigKey("vocab_size", 30522),
+            **STACK,
             "width": ConfigKey("dim", 768),
             "layers": ConfigKey("n_layers", 6),
             "heads": ConfigKey("n_heads", 12),
             "ffn_width": ConfigKey("hidden_dim", 3072),
-            "position": "learned",
-            "max_positions": ConfigKey("max_position_embeddings", 512),
-            "norm_placement": "post",
             "norm_eps": 1e-12,
-            "embedding_norm": "extra",
             "feedforward": ACTIVATION,
+            "token_types": 0,
             "dropout": ConfigKey("dropout", 0.1),
             "attention_dropout": ConfigKey("attention_dropout", 0.1),
-            "init_std": ConfigKey("initializer_range", 0.02),
         }
     },
     config=SPECIAL_TOKENS,
