@@ -15,7 +15,7 @@ from qkv.decode import score
 from qkv.errors import UsageError
 from qkv.tasks.run.generated_text import GeneratedText
 from qkv.tasks.run.translation.parts import join_parts
-from qkv.tasks.run.translation.processors import Part
+from qkv.tasks.run.translation.processors import TEXT_PROCESSORS, Part, TextProcessor
 from qkv.tasks.table import TASKS
 from qkv.text import Tokenizer
 
@@ -188,6 +188,31 @@ def test_by_default_texts_are_split_as_the_training_data_was(monkeypatch: pytest
     seen.clear()
     made.translate("A fox runs. " * 20)  # does not fit
     assert seen == ["A fox runs."] * 20
+
+
+def test_the_text_processor_of_a_config_decides_what_the_model_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Last(TextProcessor):
+        """Reads the last word of a sentence."""
+
+        def read(self, text: str, span: tuple[int, int]) -> Part | None:
+            return Part(text[slice(*span)].split()[-1], span)
+
+    made = seq2seq()
+    seen = echo(made, monkeypatch)
+    text = "- see www.fox the dog."
+    read_as = {None: "- see www.fox the dog.", "careful": "see the dog.", "last": "dog."}
+    TEXT_PROCESSORS.register("last", Last)
+    try:
+        for name, read in read_as.items():
+            seen.clear()
+            made.config = replace(made.config, text_processor=name)
+            result = made.translate(text).text
+            assert [one.replace(" ", "") for one in seen] == [read.replace(" ", "")]
+            assert ("www.fox" in result) == (name == "careful")
+    finally:
+        TEXT_PROCESSORS.unregister("last")
+    with pytest.raises(UsageError, match=r"config\.json: text_processor = 'last' is unknown"):
+        made.translate(text)
 
 
 def test_sentences_without_spaces_between_them_get_spaces() -> None:

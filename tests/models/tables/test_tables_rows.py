@@ -233,23 +233,19 @@ def test_a_class_that_keeps_the_dropout_is_preferred():
         assert read_config(ARCHITECTURES["bert"], written).head == head
 
 
-@pytest.mark.parametrize("reads_sentences", [None, True, False])
-def test_whether_a_model_reads_sentences_is_kept(reads_sentences):
-    architecture = ARCHITECTURES["t5"]
-    config = read_config(architecture, theirs_of("t5", "T5ForConditionalGeneration"))
-    config = replace(config, reads_sentences=reads_sentences)
+@pytest.mark.parametrize(
+    ("name", "value", "class_name"),
+    [
+        *(("reads_sentences", value, "T5ForConditionalGeneration") for value in (None, True, False)),
+        *(("text_processor", value, "T5ForConditionalGeneration") for value in (None, "careful")),
+        *(("reads_pairs", value, "BertForSequenceClassification") for value in (None, True, False)),
+    ],
+)
+def test_what_a_model_reads_is_kept(name, value, class_name):
+    architecture = ARCHITECTURES["t5" if class_name.startswith("T5") else "bert"]
+    config = replace(read_config(architecture, theirs_of(architecture.name, class_name)), **{name: value})
     written, _ = write_config(architecture, config)
-    assert ("reads_sentences" in written) == (reads_sentences is not None)
-    assert read_config(architecture, written) == config
-
-
-@pytest.mark.parametrize("reads_pairs", [None, True, False])
-def test_whether_a_classifier_reads_pairs_is_kept(reads_pairs):
-    architecture = ARCHITECTURES["bert"]
-    config = read_config(architecture, theirs_of("bert", "BertForSequenceClassification"))
-    config = replace(config, reads_pairs=reads_pairs)
-    written, _ = write_config(architecture, config)
-    assert ("reads_pairs" in written) == (reads_pairs is not None)
+    assert (name in written) == (value is not None)
     assert read_config(architecture, written) == config
 
 
