@@ -152,10 +152,9 @@ def find_attention(network: Network, site: str) -> tuple[Stack, Attention]:
     """Return the stack and the attention module of a site such as "decoder.3.cross_pattern"."""
     require_blocks(network.config, f"{site}: this function")
     name, _, rest = site.partition(".")
-    stack = getattr(network, name, None)
-    layer = rest.partition(".")[0]
+    stack, layer = network.stacks.get(name), rest.partition(".")[0]
     if not isinstance(stack, Stack) or not layer.isdigit() or int(layer) >= stack.config.layers:
-        known = [f"{part}.{i}.pattern" for part in ("encoder", "decoder") if hasattr(network, part) for i in range(3)]
+        known = [f"{part}.{i}.pattern" for part in network.stacks for i in range(3)]
         raise UsageError(f"this model has no site {site!r}; {suggest_name(site, known)}")
     block = stack.block_of(int(layer))
     assert isinstance(block, Block)

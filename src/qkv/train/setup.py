@@ -170,11 +170,9 @@ def prepare_module(module: TrainingModule, section: TrainSection, world: World, 
     )
     if bfloat16_residual:  # in eager mode torch warns that the norms' weights are float32
         warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
-    for name in ("encoder", "decoder"):
-        stack = getattr(module.network, name, None)
-        if stack is not None:
-            stack.gradient_checkpointing = section.gradient_checkpointing
-            stack.residual_dtype = torch.bfloat16 if bfloat16_residual else None
+    for stack in module.network.stacks.values():
+        stack.gradient_checkpointing = section.gradient_checkpointing
+        stack.residual_dtype = torch.bfloat16 if bfloat16_residual else None
     # Kernels of our own are compiled, too, so a run that is too short for the compiler does without them.
     if on_gpu and (compiled or section.compile == "no" or world.is_sharded):
         module.install_kernels(precision)

@@ -24,11 +24,6 @@ MAX_GROWTH, MAX_GRADIENT_RATIO = 1e4, 1e3
 """Larger ratios between the layers of a stack are worth a warning."""
 
 
-def stacks_of(network: Network) -> list[Stack]:
-    """The stacks of a network."""
-    return [getattr(network, name) for name in ("encoder", "decoder") if hasattr(network, name)]
-
-
 def record(subject: Subject, sites: list[str]) -> tuple[Network, Tap]:
     """Run a copy of the network on the batch, and record sites."""
     network, tap = subject.copy(), Tap(record=sites)
@@ -57,7 +52,7 @@ def check_heads(subject: Subject) -> Finding:
     if subject.config.is_recurrent:
         return skipped("a recurrent model has no heads")
     network, tap = record(subject, ["*.z", "*.cross_z"])
-    for stack in stacks_of(network):
+    for stack in network.stacks.values():
         is_token = token_mask(subject, stack)
         for layer in range(stack.config.layers):
             block = stack.block_of(layer)
@@ -88,7 +83,7 @@ def check_neurons(subject: Subject) -> Finding:
         return skipped("a recurrent model has no feed-forward layers")
     network, tap = record(subject, ["*.mlp_post"])
     tokens = 0
-    for stack in stacks_of(network):
+    for stack in network.stacks.values():
         is_token = token_mask(subject, stack)
         tokens = max(tokens, int(is_token.sum()))
         for layer in range(stack.config.layers):
@@ -116,7 +111,7 @@ def check_activation_scales(subject: Subject) -> Finding:
     if subject.config.is_recurrent:
         return skipped("a recurrent model has no residual stream, and its states lie between −1 and 1")
     network, tap = record(subject, ["*.resid_pre", "*.resid_post"])
-    for stack in stacks_of(network):
+    for stack in network.stacks.values():
         is_token = token_mask(subject, stack)
         sizes[stack.name] = [float(root_mean_square(tap[f"{stack.name}.0.resid_pre"][is_token]))]
         for layer in range(stack.config.layers):
@@ -162,7 +157,7 @@ def check_gradient_scales(subject: Subject) -> Finding:
         return skipped("no parameter is trained")
     loss.backward()
     sizes: dict[str, list[float]] = {}
-    for stack in stacks_of(network):
+    for stack in network.stacks.values():
         for block in stack.layers if isinstance(stack, RecurrentStack) else stack.blocks:
             gradients = [p.grad.flatten() for p in block.parameters() if p.grad is not None]
             if gradients:
