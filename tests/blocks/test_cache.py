@@ -98,10 +98,10 @@ def test_rows_that_are_alike_share_one_row_of_positions() -> None:
     """The fast path: no look at a tensor while nothing was padded."""
     cache = make()
     put(cache, tokens(3))
-    assert cache.no_padding
+    assert cache.is_default
     assert cache.next_positions(torch.zeros(ROWS, 2), None).tolist() == [[3, 4]]
     put(cache, tokens(3), LEFT)
-    assert not cache.no_padding
+    assert not cache.is_default
     assert put(cache, tokens(1)).document_ids is not None
 
 

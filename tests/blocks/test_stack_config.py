@@ -54,10 +54,7 @@ def test_only_a_table_of_positions_ends(small: Config, position: str, limited: b
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        *(
-            ({name: 0}, f"{name} = 0 must be at least 1")
-            for name in ("vocab_size", "width", "layers", "heads", "ffn_width")
-        ),
+        *(({name: 0}, f"{name} = 0 must be at least 1") for name in ("width", "layers", "heads", "ffn_width")),
         ({"max_positions": 0}, "max_positions = 0 must be at least 1"),
         *(
             ({name: -1}, f"{name} = -1 must be at least 0")

@@ -115,8 +115,8 @@ def test_the_fast_path_of_rows_that_are_alike_is_the_masked_path(network: Make, 
         a = small(part, cache=fast)
         b = small(Inputs(part, document_ids=torch.ones_like(part)), cache=masked)
         assert close(a, b)
-    assert fast.no_padding
-    assert not masked.no_padding
+    assert fast.is_default
+    assert not masked.is_default
 
 
 # ── Beams, guesses ───────────────────────────────────────────────────────────────────────────────────────────────

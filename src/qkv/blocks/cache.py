@@ -51,7 +51,7 @@ class SelfCache:
         self.document_ids = torch.zeros(batch_size, capacity, device=device, dtype=torch.long)
         self.positions = torch.zeros(batch_size, capacity, device=device, dtype=torch.long)
         self.filled = 0  # the number of slots in use
-        self.no_padding = True  # True: each sequence is one document without padding
+        self.is_default = True  # each sequence is one document without padding, at positions 0, 1, 2, …
 
     @property
     def batch_size(self) -> int:
@@ -66,9 +66,10 @@ class SelfCache:
     def next_positions(self, ids: Tensor, document_ids: Tensor | None) -> Tensor | None:
         """Return the positions (B, T) of new tokens: each sequence continues after its last token that is not padding.
 
-        The result is None if the cache is empty and nothing is padded: `make_layout` then counts from 0.
+        The last token has the highest position; the tokens of an image may share one. The result is None if the cache
+        is empty and nothing is padded: `make_layout` then counts from 0.
         """
-        if self.no_padding and document_ids is None:
+        if self.is_default and document_ids is None:
             if self.filled == 0:
                 return None
             return torch.arange(self.filled, self.filled + ids.shape[1], device=ids.device)[None]
@@ -85,10 +86,10 @@ class SelfCache:
         document_ids = torch.ones_like(layout.positions) if layout.document_ids is None else layout.document_ids
         self._write_slots(self.document_ids, 1, document_ids.expand(self.batch_size, -1))
         self._write_slots(self.positions, 1, layout.positions.expand(self.batch_size, -1))
-        self.no_padding = self.no_padding and layout.document_ids is None and len(layout.positions) == 1
-        if self.no_padding and self.filled == new:
+        self.is_default = self.is_default and layout.document_ids is None and len(layout.positions) == 1
+        if self.is_default and self.filled == new:
             return layout  # queries and keys are the same tokens
-        if self.no_padding:
+        if self.is_default:
             return SequenceLayout(None, self.positions[:1, : self.filled])
         return SequenceLayout(self.document_ids[:, : self.filled], self.positions[:, : self.filled])
 

@@ -19,7 +19,7 @@ from qkv.blocks.checks.config import (
 from qkv.blocks.parts import PARTS
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
-HeadKind = Literal["none", "lm", "mlm", "classify", "choice", "tag", "span", "embed"]
+HeadKind = Literal["none", "lm", "mlm", "classify", "choice", "tag", "span", "embed", "ctc", "frames"]
 AttentionKernel = Literal["auto", "eager", "sdpa", "flex", "varlen"]
 """The implementation of attention. It is not part of a config, because every kernel gives the same result."""
 
@@ -55,7 +55,7 @@ class StackConfig:
     """
 
     # Size
-    vocab_size: int
+    vocab_size: int  # 0: the stack has no vocabulary, and reads only what front ends give it
     width: int
     layers: int
     heads: int = 0  # at least 1; a recurrent stack needs no value
@@ -165,7 +165,7 @@ class HeadConfig:
     """
 
     kind: HeadKind = "none"
-    outputs: int = 0  # V; for lm and mlm the vocabulary size; 0: the number of labels
+    outputs: int = 0  # V; lm, mlm: the vocabulary size; ctc: with the blank; frames: numbers; 0: the number of labels
     labels: tuple[str, ...] = ()  # the names of the classes or tags
     pool: Literal["first", "last", "mean"] = "first"  # POOLED_KINDS: how the tokens of a document become one vector
     dense: Activation | Literal["none"] = "none"  # the activation of a dense layer before the output; "none": no layer

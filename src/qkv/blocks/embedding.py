@@ -1,7 +1,7 @@
 """The embedding: token ids become vectors of width C.
 
-A stack takes vectors and a `SequenceLayout` (the document id and the position of each token, see mask.py). Another
-module that produces vectors (from image patches, say) can replace this one.
+A stack takes vectors and a `SequenceLayout` (the document id and the position of each token, see mask.py). Front ends
+(front_ends.py) overwrite the vectors of placeholders. A stack without a vocabulary has a table without rows.
 
 B batch, T tokens, W width of the tables (`embedding_width` or, if it is not set, C), C model width
 """
@@ -19,8 +19,11 @@ class Embedding(nn.Module):
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
         width = config.embedding_width or config.width
+        self.width = width
         self.scale = width**0.5 if config.embedding_scale == "sqrt" else 1.0
         self.token = nn.Embedding(config.vocab_size, width)
+        if not config.vocab_size:
+            self.token.requires_grad_(False)  # data parallelism waits for a gradient of every other parameter
         self.position = make_position(config, "embedding")
         self.types = nn.Embedding(config.token_types, width) if config.token_types else None
         self.norm = make_norm(config, width) if config.embedding_norm != "none" else None
@@ -37,7 +40,8 @@ class Embedding(nn.Module):
 
     def combine(self, ids: Tensor, position_vectors: Tensor | None, token_type_ids: Tensor | None = None) -> Tensor:
         """Add the embeddings of tokens, positions and token types; then apply norm, dropout and projection."""
-        x: Tensor = self.token(ids)
+        has_vocabulary = self.token.num_embeddings > 0
+        x: Tensor = self.token(ids) if has_vocabulary else self.token.weight.new_zeros(*ids.shape, self.width)
         if self.scale != 1.0:
             x = x * self.scale
         if position_vectors is not None:

@@ -2,7 +2,8 @@
 
 All heads have the same structure. They take the hidden state of every token, or one vector per document, and apply an
 optional dense layer. Then they project to the vocabulary (lm, mlm), to classes (classify, choice, tag) or to start and
-end logits (span); an embed head does not project.
+end logits (span), to the vocabulary and a blank (ctc) or to the numbers of a frame (frames); an embed head does not
+project.
 
 B batch, T tokens, E documents in a sequence, C model width, V outputs
 """

@@ -10,9 +10,10 @@ of placeholder ids in its sequence; a front end computes the vectors that replac
 B batch, T tokens, S tokens of the source, F numbers of a payload vector
 """
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -42,13 +43,24 @@ class Payload(NamedTuple):
         return Payload(values, move(rows), self.sizes[is_selected], self.lengths[is_selected])
 
 
+class PayloadItem(NamedTuple):
+    """One image or sound: a part of a text in `Inputs.from_parts`."""
+
+    kind: str  # the name of the front end
+    values: Tensor  # (n, F)
+    size: tuple[int, int]
+    length: int  # the number of placeholders: `length(size)` of the front end's config
+
+
 @dataclass(frozen=True)
 class Inputs:
     """A batch of sequences for a network of any family.
 
     `document_ids` are 1, 2, … for the documents of a sequence, and 0 for padding, which may be left or right. None
-    means one document per sequence and no padding. By default, positions count from 0 in each document. `source` is
-    the input of the encoder of an encoder-decoder; a document of `ids` reads the source document with the same id.
+    means one document per sequence and no padding. By default, positions count from 0 in each document. They never
+    decrease, and only the placeholders of one payload item may share a position: under the causal mask, they then
+    attend to each other. `source` is the input of the encoder of an encoder-decoder; a document of `ids` reads the
+    source document with the same id.
 
     The two limits are optional and make packed sequences faster. If `max_documents` is given, heads that pool return
     one vector per document, (B, max_documents, V), instead of (B, V).
@@ -67,7 +79,7 @@ class Inputs:
     @classmethod
     def from_sequences(
         cls,
-        sequences: Sequence[Sequence[int] | Any],
+        sequences: Sequence["Sequence[int] | Prompt | Any"],
         *,
         pad_token_id: int = 0,
         side: Literal["left", "right"] = "right",
@@ -89,7 +101,54 @@ class Inputs:
             document_ids = pad_sequences([[1] * length for length in lengths], 0, side=side).to(device)
         types = None if token_type_ids is None else pad_sequences(token_type_ids, 0, side=side).to(device)
         ids = pad_sequences(sequences, pad_token_id, side=side).to(device)
-        return cls(ids, document_ids=document_ids, token_type_ids=types)
+        inputs = cls(ids, document_ids=document_ids, token_type_ids=types)
+        if not any(isinstance(sequence, Prompt) for sequence in sequences):
+            return inputs
+        prompts = [one if isinstance(one, Prompt) else Prompt(cls(pad_sequences([one], 0))) for one in sequences]
+        starts = [ids.shape[1] - length if side == "left" else 0 for length in lengths]
+        moved: dict[str, list[Payload]] = {}
+        for row, (prompt, start) in enumerate(zip(prompts, starts, strict=True)):
+            for name, payload in prompt.inputs.payloads.items():
+                moved.setdefault(name, []).append(payload._replace(rows=payload.rows + row * ids.shape[1] + start))
+        payloads = {
+            name: Payload(*map(torch.cat, zip(*parts, strict=True))).to(device) for name, parts in moved.items()
+        }
+        positions = None
+        if any(prompt.inputs.positions is not None for prompt in prompts):
+            positions = pad_sequences([prompt.positions for prompt in prompts], 0, side=side).to(device)
+        return replace(inputs, positions=positions, payloads=payloads)
+
+    @classmethod
+    def from_parts(
+        cls, parts: Sequence[Sequence[int] | PayloadItem], *, placeholder_id: int = 0, share_positions: bool = True
+    ) -> "Inputs":
+        """Return one sequence of token ids and images or sounds, in this order.
+
+        With `share_positions`, all placeholders of an item have the same position, so that a causal stack reads the
+        item in both directions.
+
+        >>> square = PayloadItem("squares", torch.rand(4, 3), (2, 2), 4)
+        >>> inputs = Inputs.from_parts([[5], square, [6, 7]])
+        >>> inputs.ids.tolist(), inputs.positions.tolist()
+        ([[5, 0, 0, 0, 0, 6, 7]], [[0, 1, 1, 1, 1, 2, 3]])
+        """
+        ids: list[int] = []
+        positions: list[int] = []
+        items: dict[str, list[Payload]] = {}
+        for part in parts:
+            following = positions[-1] + 1 if positions else 0
+            if not isinstance(part, PayloadItem):
+                ids += part
+                positions += range(following, following + len(part))
+                continue
+            rows = torch.arange(len(ids), len(ids) + part.length)
+            payload = Payload(part.values, rows, torch.tensor([part.size]), torch.tensor([part.length]))
+            items.setdefault(part.kind, []).append(payload)
+            ids += [placeholder_id] * part.length
+            step = 0 if share_positions else 1
+            positions += [following + step * i for i in range(part.length)]
+        payloads = {name: Payload(*map(torch.cat, zip(*found, strict=True))) for name, found in items.items()}
+        return cls(torch.tensor([ids]), positions=torch.tensor([positions]) if items else None, payloads=payloads)
 
     @property
     def batch_size(self) -> int:
@@ -114,29 +173,114 @@ class Inputs:
         if step != 1:
             raise ValueError(f"{rows}: a slice of inputs has no step")
         length = self.ids.shape[1]
-        payloads = {}
-        for name, payload in self.payloads.items():
-            row = payload.starts // length
-            payloads[name] = payload.select((row >= first) & (row < end), lambda index: index - first * length)
+        payloads = self._select_items(
+            lambda start: (start >= first * length) & (start < end * length), lambda index: index - first * length
+        )
         taken = self._map_tensors(lambda tensor: tensor if len(tensor) < self.batch_size else tensor[first:end])
         return replace(taken, payloads=payloads, source=None if self.source is None else self.source[first:end])
 
     def columns(self, first: int, end: int) -> "Inputs":
         """Return the tokens `first` to `end` − 1 of each sequence. The span of a payload must not be split."""
-        length, payloads = self.ids.shape[1], {}
-        for name, payload in self.payloads.items():
-            column = payload.starts % length
-            payloads[name] = payload.select(
-                (column >= first) & (column < end),
-                lambda index: index // length * (end - first) + index % length - first,
-            )
+        length = self.ids.shape[1]
+        payloads = self._select_items(
+            lambda start: (start % length >= first) & (start % length < end),
+            lambda index: index // length * (end - first) + index % length - first,
+        )
         return replace(self._map_tensors(lambda tensor: tensor[:, first:end]), payloads=payloads)
+
+    def _select_items(
+        self, is_selected: Callable[[Tensor], Tensor], move: Callable[[Tensor], Tensor]
+    ) -> dict[str, Payload]:
+        """Select payload items by the flat index of their first placeholder, and move them to other flat indices."""
+        chosen = {name: is_selected(payload.starts) for name, payload in self.payloads.items()}
+        return {name: self.payloads[name].select(mask, move) for name, mask in chosen.items() if bool(mask.any())}
 
     def _map_tensors(self, function: Callable[[Tensor], Tensor]) -> "Inputs":
         names = ("ids", "document_ids", "positions", "token_type_ids")
         values = {name: getattr(self, name) for name in names}
         mapped: dict[str, Any] = {name: None if value is None else function(value) for name, value in values.items()}
         return replace(self, **mapped)
+
+    def split_columns(self, max_length: int) -> list[tuple[int, int]]:
+        """Split the columns into ranges of at most `max_length` tokens that split no payload item.
+
+        A range is longer only if an item is.
+        """
+        length = self.ids.shape[1]
+        is_inside = [False] * (length + 1)  # whether a cut before this column would split an item
+        for payload in self.payloads.values():
+            for start, count in zip((payload.starts % length).tolist(), payload.lengths.tolist(), strict=True):
+                is_inside[start + 1 : start + count] = [True] * (count - 1)
+        ranges, first = [], 0
+        while first < length:
+            end = latest = min(first + max_length, length)
+            while is_inside[end]:
+                end -= 1
+            if end <= first:
+                end = next(column for column in range(latest, length + 1) if not is_inside[column])
+            ranges.append((first, end))
+            first = end
+        return ranges
+
+
+class Prompt(Sequence[int]):
+    """One sequence with payloads, as the sequence of its ids."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        if inputs.batch_size != 1:
+            raise ValueError(
+                f"a prompt is one sequence, and these inputs have {inputs.batch_size}: give inputs[i : i + 1]"
+            )
+        self.inputs = inputs.to("cpu")
+        self.ids: list[int] = inputs.ids[0].tolist()
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        return self.ids[index]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def positions(self) -> list[int]:
+        """The position of each token."""
+        given = self.inputs.positions
+        return list(range(len(self))) if given is None else given[0].tolist()
+
+    def extend(self, token_ids: Sequence[int]) -> "Prompt":
+        """Return the prompt with more tokens after it. Their positions continue after the highest one."""
+        first = max(self.positions, default=-1) + 1
+        positions = torch.tensor([[*self.positions, *range(first, first + len(token_ids))]])
+        ids = torch.tensor([[*self.ids, *token_ids]])
+        return Prompt(replace(self.inputs, ids=ids, positions=None if self.inputs.positions is None else positions))
+
+    def digest(self) -> bytes:
+        """Return a hash of the payloads and positions. Prompts with equal ids and digests are equal for the model.
+
+        More text at the end does not change it.
+        """
+        positions = self.positions
+        while len(positions) > 1 and positions[-1] == positions[-2] + 1:
+            positions.pop()
+        found = hashlib.blake2b(repr(positions).encode(), digest_size=16)
+        for name, payload in sorted(self.inputs.payloads.items()):
+            for tensor in payload:
+                found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+                found.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+        return found.digest()
+
+
+def extend_prompt(prompt: Sequence[int], token_ids: Sequence[int]) -> Sequence[int]:
+    """Return a prompt with more tokens after it."""
+    return prompt.extend(token_ids) if isinstance(prompt, Prompt) else [*prompt, *token_ids]
+
+
+def as_prompt(prompt: "Sequence[int] | Inputs") -> Sequence[int]:
+    """Return a prompt as a sequence of ids; `Inputs` of one sequence become a `Prompt`."""
+    return Prompt(prompt) if isinstance(prompt, Inputs) else prompt
 
 
 def as_inputs(inputs: Inputs | Tensor) -> Inputs:

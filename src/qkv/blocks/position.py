@@ -34,6 +34,20 @@ def _frequencies(width: int, base: float, device: torch.device) -> Tensor:
     return base ** -(torch.arange(0, width, 2, dtype=_max_precision(device), device=device) / width)
 
 
+def grid_positions(height: int, width: int, device: torch.device | str = "cpu") -> Tensor:
+    """Return the row and the column of each cell of a grid, row by row, (height · width, 2).
+
+    >>> grid_positions(1, 3).tolist()
+    [[0, 0], [0, 1], [0, 2]]
+    """
+    return torch.cartesian_prod(torch.arange(height, device=device), torch.arange(width, device=device)).view(-1, 2)
+
+
+def grid_sinusoids(positions: Tensor, width: int) -> Tensor:
+    """Cells (…, 2) of a grid → sine-cosine vectors (…, C): the first half for the row, the second for the column."""
+    return torch.cat([sinusoids(positions[..., axis], width // 2) for axis in (0, 1)], dim=-1)
+
+
 def sinusoids(positions: Tensor, width: int, split: bool = False) -> Tensor:
     """Return PE(p, 2i) = sin(p / 10000^(2i/C)) and PE(p, 2i+1) = cos(p / 10000^(2i/C)), (B, T, C), as in 2017.
 
@@ -78,7 +92,18 @@ class Rotary:
         frequencies = _frequencies(rotary_dim, base, positions.device)
         if scaling is not None:
             frequencies = scale_frequencies(frequencies, scaling)
-        angles = _angles(positions, frequencies)[:, None]  # (B, 1, T, D/2)
+        self._set_angles(_angles(positions, frequencies), dtype)
+
+    @classmethod
+    def of_grid(cls, positions: Tensor, rotary_dim: int, base: float, dtype: torch.dtype) -> "Rotary":
+        """Rotate by the cells of a grid, `positions` (B, T, 2): half of the angles by the row, half by the column."""
+        frequencies, rotary = _frequencies(rotary_dim // 2, base, positions.device), cls.__new__(cls)
+        angles = [_angles(positions[..., axis], frequencies) for axis in (0, 1)]  # (B, T, D/4) each
+        rotary._set_angles(torch.cat(angles, dim=-1), dtype)
+        return rotary
+
+    def _set_angles(self, angles: Tensor, dtype: torch.dtype) -> None:
+        angles = angles[:, None]  # (B, 1, T, D/2)
         dtype = torch.promote_types(dtype, torch.float32)
         cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
         self.cos, self.sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)  # (B, 1, T, D)

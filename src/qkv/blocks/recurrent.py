@@ -101,6 +101,8 @@ class AttentiveLayer(nn.Module):
 class RecurrentCache:
     """The state of each recurrent layer after the tokens so far. Each sequence is one document, possibly padded."""
 
+    is_default = False  # positions are counted in `lengths`
+
     def __init__(
         self,
         layers: int,

@@ -7,8 +7,9 @@ from typing import Literal
 import torch
 
 from qkv.blocks import Inputs, Tap
+from qkv.blocks.inputs import Prompt, as_prompt, extend_prompt
 from qkv.blocks.kernels.gpu import device_guard
-from qkv.decode.backend import choose_backend
+from qkv.decode.backend import REFERENCE, choose_backend
 from qkv.decode.loop import GenerationCall
 from qkv.decode.options import GenerationOptions
 from qkv.decode.result import GenerationResult, TokenLogprob
@@ -27,7 +28,7 @@ MAX_CACHE_BYTES = 2**31
 @torch.inference_mode()
 def generate(
     network: Network,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Sequence[int] | Inputs],
     options: GenerationOptions,
     tokenizer: Tokenizer | None = None,
     on_text: OnText | None = None,
@@ -35,6 +36,8 @@ def generate(
     draft: Draft | Network | Literal["lookup"] | None = None,
 ) -> list[GenerationResult]:
     """Return one result per prompt, in order. For an encoder-decoder, `prompts` are the sources.
+
+    A prompt is a sequence of token ids, or `Inputs` of one sequence, which may have payloads.
 
     `draft` turns on speculative decoding. It is a smaller network of the same family and vocabulary, "lookup" for
     prompt look-up decoding, or a `DraftModel` or `PromptLookup` with your own settings.
@@ -54,14 +57,19 @@ def generate(
         raise UsageError("edits and a draft: speculative decoding cannot change activations; leave out one of them")
     if not prompts:
         return []
-    speculation = make_draft(draft)
-    batch_size = max_batch_size(network, max(map(len, prompts)), options)
+    speculation, sequences = make_draft(draft), [as_prompt(prompt) for prompt in prompts]
+    has_payloads = any(isinstance(sequence, Prompt) for sequence in sequences)
+    if has_payloads and draft is not None:
+        raise UsageError("payloads and a draft: speculative decoding reads only token ids; leave out one of them")
+    batch_size = max_batch_size(network, max(map(len, sequences)), options)
     results: list[GenerationResult] = []
-    for start in range(0, len(prompts), batch_size):
-        batch = prompts[start : start + batch_size]
+    for start in range(0, len(sequences), batch_size):
+        batch = sequences[start : start + batch_size]
         streams = on_text is not None
         call = GenerationCall(network, batch, options, tokenizer, shift_index(on_text, start), speculation)
-        backend = choose_backend(network, options, batch_size=len(batch), streams=streams, draft=speculation)
+        backend = REFERENCE
+        if not has_payloads:
+            backend = choose_backend(network, options, batch_size=len(batch), streams=streams, draft=speculation)
         with device_guard(next(network.parameters()).device):
             results += backend.generate(call)
     return results
@@ -101,7 +109,7 @@ def make_draft(draft: Draft | Network | str | None) -> Draft | None:
 @torch.inference_mode()
 def score(
     network: Network,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Sequence[int] | Inputs],
     targets: Sequence[Sequence[int]],
     *,
     logprobs: int = 0,
@@ -112,13 +120,14 @@ def score(
     `logprobs` is the number of alternative tokens to report for each token. `tap` edits activations in the pass.
     """
     GenerationOptions(max_tokens=1).check(network.config)
-    source = None
+    source, sequences = None, [as_prompt(prompt) for prompt in prompts]
+    texts: Sequence[Sequence[int]]
     if network.has_source:
         texts = [[start_token(network), *target[:-1]] for target in targets]
-        check_max_length(network, texts, prompts, 0)
-        source = Inputs.from_sequences(prompts, side="left", always_document_ids=True, device=network.device)
+        check_max_length(network, texts, sequences, 0)
+        source = Inputs.from_sequences(sequences, side="left", always_document_ids=True, device=network.device)
     else:
-        texts = [[*prompt, *target[:-1]] for prompt, target in zip(prompts, targets, strict=True)]
+        texts = [extend_prompt(prompt, target[:-1]) for prompt, target in zip(sequences, targets, strict=True)]
         check_max_length(network, texts, None, 0)
     batch = Inputs.from_sequences(texts, side="left", always_document_ids=True, device=network.device)
     x, _ = network.hidden(replace(batch, source=source), tap=tap)

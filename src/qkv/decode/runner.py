@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import CrossCache, Inputs, SelfCache, Tap
+from qkv.blocks.inputs import extend_prompt
 from qkv.decode.cache_edits import reorder_cache, select_sources
 from qkv.decode.cpu import encoder as cpu_encoder
 from qkv.decode.cpu.step import CpuStep
@@ -90,15 +91,14 @@ class ModelRunner:
     def prefill(self) -> Tensor:
         """Read the prompts and return the logits (R, V) of the next tokens."""
         length = self.tokens.shape[1]
-        if length == 1:
+        if length == 1 and not self.prompts.payloads:
             return self._step_logits(self.tokens[:, 0])
-        start = 0
-        if self.tap is None:  # a tap sees the prompt in one pass
-            chunk_length = MAX_PREFILL_TOKENS.get(self.tokens.device.type, MAX_PREFILL_TOKENS["cpu"])
-            while length - start > chunk_length:
-                self._forward(self.prompts.columns(start, start + chunk_length))
-                start += chunk_length
-        return self._forward(self.prompts.columns(start, length))
+        chunk_length = MAX_PREFILL_TOKENS.get(self.tokens.device.type, MAX_PREFILL_TOKENS["cpu"])
+        if self.tap is not None:  # a tap sees the prompt in one pass
+            chunk_length = length
+        for first, end in self.prompts.split_columns(chunk_length):
+            logits = self._forward(self.prompts.columns(first, end))
+        return logits
 
     def step(self, token_ids: Tensor) -> Tensor:
         """Append one token to each sequence, `token_ids` (R,), and return the logits (R, V) of the next tokens."""
@@ -160,12 +160,13 @@ def make_runner(
 
 def decoder_inputs(
     network: Network, prompts: Sequence[Sequence[int]], options: GenerationOptions
-) -> tuple[list[list[int]], Sequence[Sequence[int]] | None]:
+) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]] | None]:
     """Return the tokens that the decoder starts from, and the sources of an encoder-decoder. Checks their lengths."""
+    targets: Sequence[Sequence[int]]
     if network.has_source:
         targets, sources = [[start_token(network), *options.prefix]] * len(prompts), prompts
     else:
-        targets, sources = [[*prompt, *options.prefix] for prompt in prompts], None
+        targets, sources = [extend_prompt(prompt, options.prefix) for prompt in prompts], None
     check_max_length(network, targets, sources, options.max_tokens)
     return targets, sources
 

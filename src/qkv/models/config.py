@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from qkv.blocks import HeadConfig, StackConfig
+from qkv.blocks.front_ends import FRONT_ENDS, FrontEndConfig
 from qkv.values import check_field_types
 
 Family = Literal["encoder", "decoder", "seq2seq"]
@@ -28,6 +29,7 @@ class Config:
     encoder: StackConfig | None = None
     decoder: StackConfig | None = None
     head: HeadConfig = field(default_factory=HeadConfig)
+    front_ends: tuple[FrontEndConfig, ...] = ()  # what the model reads besides tokens, such as patches of images
     share_embeddings: bool = False  # seq2seq: source and target share one token embedding
     pad_token_id: int | None = None  # None: the model has no padding token
     decoder_start_token_id: int | None = None  # the first token of a target
@@ -40,6 +42,10 @@ class Config:
 
     def __post_init__(self) -> None:
         check_field_types(self, list_fields=("eos_token_ids",))
+        for name in (kinds := [front_end.kind for front_end in self.front_ends]):
+            FRONT_ENDS.find(name, "front_ends")
+            if kinds.count(name) > 1:
+                raise ValueError(f"front_ends: {name!r} occurs {kinds.count(name)} times; list each kind once")
         if self.encoder is None and self.decoder is None:
             raise ValueError("a config needs an encoder, a decoder or both")
         if self.share_embeddings:
@@ -93,6 +99,9 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Return the content of `config.json`. `store/config_json.py` has the inverse."""
         values = asdict(self)
+        del values["front_ends"]
+        if self.front_ends:
+            values["front_ends"] = [{"kind": front_end.kind, **asdict(front_end)} for front_end in self.front_ends]
         for name in ("task", "text_processor"):
             if values[name] is None:
                 del values[name]

@@ -36,6 +36,7 @@ def _initialise(network: Network) -> None:
     for name, stack in reversed(network.stacks.items()):
         for part in (network.embeddings[name], stack):
             initialise(part, stack.config)
+    initialise(network.front_ends, network.output_stack.config)
 
 
 def describe_difference(network: nn.Module, config: Config) -> str:

@@ -20,12 +20,14 @@ from qkv.blocks import (
     as_inputs,
     make_layout,
 )
+from qkv.blocks.front_ends import FRONT_ENDS
+from qkv.errors import UsageError
 from qkv.models.config import Config
 from qkv.models.runtime.length import check_length
 
 
 class Network(nn.Module):
-    """inputs → embedding → stack → head. The families are `Encoder`, `Decoder` and `Seq2Seq`.
+    """inputs → embedding and front ends → stack → head. The families are `Encoder`, `Decoder` and `Seq2Seq`.
 
     Wherever a network takes `Inputs`, it accepts a tensor of ids (B, T), too: each sequence is then one document.
     """
@@ -35,6 +37,9 @@ class Network(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
+        self.front_ends = nn.ModuleDict(
+            {one.kind: FRONT_ENDS[one.kind].module(one, config.stack.width) for one in config.front_ends}
+        )
 
     @property
     def stacks(self) -> dict[str, Stack]:
@@ -153,10 +158,23 @@ class Network(nn.Module):
     ) -> tuple[Tensor, SequenceLayout, KernelHints]:
         stack, ids, document_ids, positions = self.stacks[name], inputs.ids, inputs.document_ids, inputs.positions
         check_length(stack.config, ids, positions, cache, document_ids)
-        if cache is not None and positions is None:
-            positions = cache.next_positions(ids, document_ids)
+        repeats_positions = bool(inputs.payloads) and positions is not None
+        if cache is not None:
+            if positions is None:
+                positions = cache.next_positions(ids, document_ids)
+            else:
+                cache.is_default = False
         layout = make_layout(ids, document_ids, positions)
         is_default = document_ids is None and positions is None
-        hints = KernelHints(inputs.max_documents, inputs.max_document_length, is_default=is_default)
+        hints = KernelHints(inputs.max_documents, inputs.max_document_length, repeats_positions, is_default)
         x = self.embeddings[name](ids, layout.positions, inputs.token_type_ids)
+        for kind, payload in inputs.payloads.items():
+            vectors = self._front_end(kind)(payload).to(x.dtype)  # (m, C)
+            x = x.flatten(0, 1).index_copy(0, payload.rows, vectors).view_as(x)
         return stack(x, layout, cache, memory, tap, selected=selected, hints=hints), layout, hints
+
+    def _front_end(self, kind: str) -> nn.Module:
+        if kind not in self.front_ends:
+            known = ", ".join(self.front_ends) or "none"
+            raise UsageError(f"inputs have a payload {kind!r}, but the front ends of this model are: {known}")
+        return self.front_ends[kind]

@@ -4,6 +4,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
+from qkv.blocks.front_ends import FRONT_ENDS, FrontEndConfig
 from qkv.errors import QkvError, suggest_name
 from qkv.models import Config
 from qkv.models.config import CONFIG_VERSION
@@ -26,6 +27,10 @@ def parse_config(values: Any, where: str = "config.json") -> Config:
             values[side] = _parse_stack(values[side], f"{where}: {side}")
     if "head" in values:
         values["head"] = _construct(HeadConfig, values["head"], f"{where}: head")
+    front_ends = values.get("front_ends", [])
+    if not isinstance(front_ends, list):
+        raise QkvError(f"{where}: front_ends must be a list, found {type(front_ends).__name__}; restore the file")
+    values["front_ends"] = tuple(_parse_front_end(one, where) for one in front_ends)
     config: Config = _construct(Config, values, where)
     if family not in (None, config.family):
         raise QkvError(
@@ -33,6 +38,15 @@ def parse_config(values: Any, where: str = "config.json") -> Config:
             "correct the stacks or remove family"
         )
     return config
+
+
+def _parse_front_end(values: Any, where: str) -> FrontEndConfig:
+    if not isinstance(values, dict) or "kind" not in values:
+        raise QkvError(f"{where}: front_ends: each needs a kind; restore the file")
+    kind = FRONT_ENDS.find(values["kind"], f"{where}: front_ends.kind")
+    rest = {name: value for name, value in values.items() if name != "kind"}
+    front_end: FrontEndConfig = _construct(kind.config, rest, f"{where}: front_ends.{values['kind']}")
+    return front_end
 
 
 def _parse_stack(values: Any, where: str) -> StackConfig:

@@ -73,8 +73,9 @@ def check_field_types(config: Any, list_fields: tuple[str, ...] = ()) -> None:
     for name in list_fields:
         if isinstance(getattr(config, name), list):
             object.__setattr__(config, name, tuple(getattr(config, name)))
-    for name, expected in get_type_hints(type(config)).items():
-        value = getattr(config, name)
+    hints = get_type_hints(type(config))
+    for name in (field.name for field in fields(config)):
+        value, expected = getattr(config, name), hints[name]
         if not matches_type(value, expected):
             raise ValueError(f"{name} = {shorten(repr(value))} must be {describe_type(expected)}")
 

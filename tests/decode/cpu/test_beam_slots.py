@@ -176,7 +176,7 @@ def test_padding_of_prompts_is_never_seen() -> None:
     cache = cache_of(2, 3)
     cache.document_ids[1, :2] = 0
     cache.positions[1, 2] = 0
-    cache.no_padding = False
+    cache.is_default = False
     assert seen(BeamSlots(cache, 2, torch.float32)) == [[[0, 1, 2]] * 2, [[2]] * 2]
 
 

@@ -11,7 +11,7 @@ from qkv.values import Bounds, check_bounds, check_field_types
 
 MAX_LENGTH = 2**27  # of a sequence, in tokens
 STACK_BOUNDS: dict[str, Bounds] = {
-    "vocab_size": (1, 2**24),
+    "vocab_size": (0, 2**24),
     "width": (1, 2**20),
     "layers": (1, 4096),
     "heads": (1, 2**16),

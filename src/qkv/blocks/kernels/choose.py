@@ -48,12 +48,13 @@ def prepare_mask(
 ) -> PreparedMask:
     """Convert a mask to the form that the kernel reads. `x` (B, T, C) gives the batch size, dtype and device.
 
-    If the requested kernel does not support dropout or the bias, the result is for SDPA instead.
+    If the requested kernel does not support dropout, the bias or the positions, the result is for SDPA instead.
     """
     if kernel == "auto":
         kernel = choose_kernel(mask, x, bias, dropout, query_hints)
-    if kernel in ("flex", "varlen") and (dropout or (kernel == "varlen" and bias is not None)):
-        kernel = "sdpa"  # flex and varlen have no dropout, and varlen takes no bias
+    by_position = query_hints.repeats_positions and (mask.causal or bool(mask.window))
+    if kernel in ("flex", "varlen") and (dropout or (kernel == "varlen" and (bias is not None or by_position))):
+        kernel = "sdpa"  # flex and varlen have no dropout; varlen takes no bias and compares indices, not positions
     prepared = PreparedMask(mask, kernel, bias)
     plain_causal = mask.causal and not mask.window and mask.query is mask.key and query_hints.is_default
     if kernel == "flex":

@@ -21,6 +21,7 @@ class KernelHints(NamedTuple):
 
     max_documents: int = 0  # no sequence has more documents; 0: unknown
     max_document_length: int = 0  # no document has more tokens; 0: unknown
+    repeats_positions: bool = False  # the tokens of an image have the same position
     is_default: bool = False  # True: each sequence is one document without padding, at positions 0, 1, 2, …
 
 

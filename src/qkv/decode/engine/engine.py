@@ -26,6 +26,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from qkv.blocks import Inputs
+from qkv.blocks.inputs import Prompt, as_prompt
 from qkv.decode.backend import CPU, ENGINE_BACKENDS, GPU, choose_backend
 from qkv.decode.cpu.step import CpuStep
 from qkv.decode.engine import sources
@@ -33,7 +35,7 @@ from qkv.decode.engine.graphs import EngineGraphs, TokenBatch
 from qkv.decode.engine.model import EngineModel
 from qkv.decode.engine.next_tokens import PendingTokens, choose_tokens
 from qkv.decode.engine.pages import PagePool
-from qkv.decode.engine.request import OnChange, Request, RequestState
+from qkv.decode.engine.request import OnChange, Request, RequestState, prefix_key
 from qkv.decode.engine.scheduler import EngineStats, Scheduler
 from qkv.decode.filters import has_stateless_filters, make_filters
 from qkv.decode.options import GenerationOptions
@@ -113,7 +115,7 @@ class Engine:
 
     def submit(
         self,
-        prompt: Sequence[int],
+        prompt: Sequence[int] | Inputs,
         options: GenerationOptions,
         on_change: OnChange | None = None,
         *,
@@ -121,9 +123,9 @@ class Engine:
     ) -> Request:
         """Queue a request for a continuation of this prompt, and return immediately.
 
-        For an encoder-decoder, `prompt` is the source. `eos_token_ids` replaces the end-of-sequence tokens of the
-        config, because a chat may end with another token than a text. Raises an error if the request needs more pages
-        than there are.
+        For an encoder-decoder, `prompt` is the source. It may be `Inputs` of one sequence, with payloads.
+        `eos_token_ids` replaces the end-of-sequence tokens of the config, because a chat may end with another token
+        than a text. Raises an error if the request needs more pages than there are.
         """
         options.check(self.network.config)
         if options.beam > 1:
@@ -137,9 +139,9 @@ class Engine:
                 f"stop = {options.stop!r}: stop strings need a tokenizer, and this engine has none; "
                 "pass a tokenizer to Engine or leave out stop"
             )
-        config = self.network.config
+        config, prompt = self.network.config, as_prompt(prompt)
         vocab_size = (config.encoder or config.stack).vocab_size
-        invalid = next((token for token in prompt if not 0 <= token < vocab_size), None)
+        invalid = next((token for token in prompt if not 0 <= token < max(1, vocab_size)), None)
         if invalid is not None:
             raise UsageError(
                 f"prompt: token id {invalid} is outside this model's vocabulary of {vocab_size}; "
@@ -160,8 +162,10 @@ class Engine:
             request_id=-1,
             options=options,
             eos_token_ids=ends,
-            tokens=tokens,
-            source=None if source is None else tuple(source[0]),
+            tokens=list(tokens),
+            prompt=tokens if isinstance(tokens, Prompt) else None,
+            source=None if source is None else source[0],
+            prefix_key=prefix_key(tokens if source is None else source[0], is_source=source is not None),
             filters=filters,
             is_plain=not (filters or options.logprobs or options.temperature > 0),
             has_stateless_filters=has_stateless_filters(options),

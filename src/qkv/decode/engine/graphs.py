@@ -173,7 +173,9 @@ class EngineGraphs:
         return batches
 
     def supports(self, batch: TokenBatch) -> bool:
-        """Return whether a batch has one token per sequence, or few enough tokens for a graph."""
+        """Return whether a batch has one token per sequence, or few enough tokens for a graph, and no payloads."""
+        if any(request.prompt is not None for request in batch.requests):
+            return False
         rows, tokens = self._bucket_shape(batch)
         return tokens == 1 or rows * tokens <= MAX_BUCKET_TOKENS
 

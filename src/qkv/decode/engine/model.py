@@ -3,6 +3,7 @@
 R sequences, V vocabulary
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -72,9 +73,15 @@ class EngineModel:
                 self.page_pool, [r.page_table for r in batch.requests], [r.num_cached for r in batch.requests]
             )
         cache = cast(SelfCache, batch.cache)  # PagedCache has the methods that a stack calls
-        new_tokens = [r.tokens[r.num_cached : r.num_cached + num_tokens] for r, num_tokens in zip(*tokens, strict=True)]
+        new_tokens: list[Sequence[int]]
+        if any(request.prompt is not None for request in tokens.requests):
+            new_tokens = [r.chunk(num_tokens) for r, num_tokens in zip(*tokens, strict=True)]
+            batch.cache.set_positions([r.positions(r.num_cached + n) for r, n in zip(*tokens, strict=True)])
+        else:
+            new_tokens = [r.tokens[r.num_cached : r.num_cached + n] for r, n in zip(*tokens, strict=True)]
         inputs = Inputs.from_sequences(new_tokens, side="left", device=self.page_pool.keys[0].device)
-        if self.cpu_step is not None and inputs.ids.shape[1] == 1:
+        if self.cpu_step is not None and inputs.ids.shape[1] == 1 and not inputs.payloads:
             return self.cpu_step(inputs.ids[:, 0], cache, batch.cross_cache)
-        inputs = replace(inputs, positions=cache.next_positions(inputs.ids, inputs.document_ids))
+        if inputs.positions is None:
+            inputs = replace(inputs, positions=cache.next_positions(inputs.ids, inputs.document_ids))
         return next_logits(self.network, inputs, cache=cache, memory=batch.cross_cache)

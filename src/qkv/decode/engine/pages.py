@@ -1,8 +1,9 @@
 """A paged key/value cache: a sequence allocates pages as it grows, and sequences with the same prefix share pages.
 
 A page holds the keys and values of G tokens of one sequence, in all layers. Token p of a sequence is in slot p mod G of
-its page number p div G, so that the position of a slot need not be stored. Page 0 is the null page. Padding is written
-to it, and it fills up short page tables. Attention reads it there, but a mask hides it.
+its page number p div G, so that the position of a slot need not be stored, unless tokens of a payload share a position.
+Page 0 is the null page. Padding is written to it, and it fills up short page tables. Attention reads it there, but a
+mask hides it.
 
 A full page is identified by its tokens and the page before it. A sequence that starts with the same tokens uses the
 same pages without a copy, because full pages are never written again. The holders of a page are the requests that use
@@ -172,7 +173,8 @@ class PagedCache:
         self.page_pool, self.page_tables, self.lengths = page_pool, page_tables, lengths
         self._slots = torch.zeros(0, device=page_tables.device, dtype=torch.long)
         num_slots = page_tables.shape[1] * page_pool.page_size
-        self._slot_positions = torch.arange(num_slots, device=page_tables.device)[None]  # (1, L)
+        self._slot_index = torch.arange(num_slots, device=page_tables.device)[None]  # (1, L)
+        self._positions: Tensor | None = None  # (R, L) the position of each slot; None: its index
 
     @classmethod
     def from_page_tables(
@@ -191,26 +193,39 @@ class PagedCache:
     @property
     def capacity(self) -> int:
         """The number of slots of a sequence."""
-        return self._slot_positions.shape[1]
+        return self._slot_index.shape[1]
+
+    def set_positions(self, positions: Sequence[Sequence[int]]) -> None:
+        """Set the positions of the cached and the new tokens of each sequence, if payloads share positions."""
+        rows = [[*row, *[0] * (self.capacity - len(row))] for row in positions]
+        self._positions = torch.tensor(rows, device=self.page_tables.device)
 
     def next_positions(self, ids: Tensor, document_ids: Tensor | None) -> Tensor:
         """Return the positions of new tokens (R, T). They continue after the last token of each sequence."""
+        index = self._token_index(ids, document_ids)
+        return index if self._positions is None else self._positions.gather(1, index)
+
+    def _token_index(self, ids: Tensor, document_ids: Tensor | None) -> Tensor:
+        """Return the number of each new token (R, T) in its sequence."""
         is_token = torch.ones_like(ids) if document_ids is None else (document_ids != 0).long()
         return (self.lengths[:, None] + is_token.cumsum(dim=1) - 1).clamp(min=0)
 
     def add_layout(self, layout: SequenceLayout) -> SequenceLayout:
         """Choose slots for new tokens. Returns the layout of all keys that `write` returns."""
-        positions = layout.positions.expand(self.batch_size, -1)  # (R, T)
+        index = layout.positions.expand(self.batch_size, -1)  # (R, T)
+        if self._positions is not None:
+            index = self._token_index(index, layout.document_ids)
         size = self.page_pool.page_size
-        slots = self.page_tables.gather(1, positions // size) * size + positions % size
-        lengths = positions + 1
+        slots = self.page_tables.gather(1, index // size) * size + index % size
+        lengths = index + 1
         if layout.document_ids is not None:
             # Padding is written to the null page.
             slots = torch.where(layout.document_ids != 0, slots, NULL_PAGE)
             lengths = torch.where(layout.document_ids != 0, lengths, 0)
         self._slots = slots.flatten()
         self.lengths = torch.maximum(self.lengths, lengths.amax(dim=1))
-        return SequenceLayout((self._slot_positions < self.lengths[:, None]).long(), self._slot_positions)
+        document_ids = (self._slot_index < self.lengths[:, None]).long()
+        return SequenceLayout(document_ids, self._slot_index if self._positions is None else self._positions)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store one layer's new keys and values (R, KV, T, D) in the slots from `add_layout`.

@@ -1,13 +1,15 @@
 """A request of the engine: its options, its progress, and its pages."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import torch
 
-from qkv.blocks import CrossCache
+from qkv.blocks import CrossCache, Inputs
+from qkv.blocks.inputs import Prompt
 from qkv.decode.engine.pages import PrefixNode
 from qkv.decode.options import GenerationOptions, LogitsProcessor
 from qkv.decode.result import GenerationResult
@@ -30,7 +32,9 @@ class Request:
     options: GenerationOptions
     eos_token_ids: tuple[int, ...]
     tokens: list[int]  # the prompt and the generated tokens
-    source: tuple[int, ...] | None
+    prompt: Prompt | None  # the prompt of a decoder, if it has payloads
+    source: Sequence[int] | None
+    prefix_key: Hashable  # what the keys and values of a page depend on, apart from its tokens and the pages before it
     filters: list[LogitsProcessor]
     is_plain: bool  # whether each token is the argmax of the logits, without filters and alternatives
     has_stateless_filters: bool  # whether the filters depend only on the logits, not on the tokens so far
@@ -71,6 +75,38 @@ class Request:
         """Store a new chunk of text until `Engine.stream` yields it."""
         self.pending_text.append(text)
 
+    def chunk(self, num_tokens: int) -> Prompt:
+        """Return the next tokens that the model reads, with their payloads and positions."""
+        first, end = self.num_cached, self.num_cached + num_tokens
+        if self.prompt is None:
+            positions = torch.arange(first, end)[None]
+            return Prompt(Inputs(torch.tensor([self.tokens[first:end]]), positions=positions))
+        whole = self.prompt.extend(self.tokens[len(self.prompt) : end])
+        return Prompt(whole.inputs.columns(first, end))
+
+    def positions(self, num_tokens: int) -> list[int]:
+        """Return the positions of the first tokens."""
+        if self.prompt is None:
+            return list(range(num_tokens))
+        return self.prompt.extend([0] * (num_tokens - len(self.prompt))).positions[:num_tokens]
+
+    @cached_property
+    def cuts(self) -> list[int]:
+        """The numbers of tokens after which the prompt may be cut: not inside an image or sound."""
+        return [0] if self.prompt is None else [0, *(end for _, end in self.prompt.inputs.split_columns(1))]
+
+    def can_cut(self, num_tokens: int) -> bool:
+        """Return whether the model may read the first tokens alone."""
+        return num_tokens >= self.cuts[-1] or num_tokens in self.cuts
+
+    def chunk_length(self, num_tokens: int) -> int:
+        """Return how many tokens the model reads next: at most `num_tokens`, unless that splits an image or sound."""
+        end = self.num_cached + num_tokens
+        if self.can_cut(end):
+            return num_tokens
+        possible = [cut for cut in self.cuts if self.num_cached < cut]
+        return max((cut for cut in possible if cut <= end), default=possible[0]) - self.num_cached
+
     @property
     def own_pages(self) -> list[int]:
         """The pages after the shared ones."""
@@ -85,3 +121,9 @@ class Request:
     def can_decode(self) -> bool:
         """Whether the next step generates a token from the newest one. Otherwise the request is prefilled, or ends."""
         return self.length - self.num_cached == 1 and self.length < self.max_length
+
+
+def prefix_key(prompt: Sequence[int], *, is_source: bool) -> Hashable:
+    """Return the `prefix_key` of a request: the whole source of an encoder-decoder, or the payloads of a prompt."""
+    digest = prompt.digest() if isinstance(prompt, Prompt) else None
+    return (tuple(prompt), digest) if is_source else digest

@@ -90,7 +90,9 @@ class Scheduler:
         while self.waiting and self.free_slots and budget > 0:
             request = self.waiting[0]
             # The last token is always read again, because its logits are needed.
-            request.shared_pages = self.page_pool.match_prefix(request.source, request.tokens[:-1])
+            request.shared_pages = self.page_pool.match_prefix(request.prefix_key, request.tokens[:-1])
+            while not request.can_cut(len(request.shared_pages) * self.page_pool.page_size):
+                request.shared_pages.pop()
             self.page_pool.retain(request.shared_pages)
             new = self.page_pool.pages_for(len(request.tokens)) - len(request.shared_pages)
             # Each running request may need a page in the next step. Keep one for each, to avoid a preemption then.
@@ -133,7 +135,7 @@ class Scheduler:
         return requests, num_tokens
 
     def _chunk_length(self, request: Request, budget: int) -> int:
-        return min(request.num_uncached, budget, max(1, self.max_prefill_tokens // 2))
+        return request.chunk_length(min(request.num_uncached, budget, max(1, self.max_prefill_tokens // 2)))
 
     def share_full_pages(self, request: Request, num_cached: int) -> None:
         """Let other requests share the pages that the first `num_cached` tokens of a request fill completely."""
@@ -143,7 +145,7 @@ class Scheduler:
             tokens = tuple(request.tokens[first : first + size])
             parent = request.shared_pages[-1] if request.shared_pages else None
             page = request.page_table[len(request.shared_pages)]
-            node = self.page_pool.insert_prefix(request.source, parent, tokens, page)
+            node = self.page_pool.insert_prefix(request.prefix_key, parent, tokens, page)
             if node is None:
                 request.can_share_next_page = False  # another request cached the same prefix; each keeps its own page
             else:

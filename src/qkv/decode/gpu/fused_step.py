@@ -51,7 +51,8 @@ def is_supported(network: Network) -> bool:
         and not head.config.normalize
         and embedding.token.weight.dtype != torch.float64
     )
-    return is_plain and is_unmodified(network) and all(_is_readable(module) for module in network.modules())
+    parts = (embedding, network.output_stack, head)
+    return is_plain and is_unmodified(network) and all(_is_readable(one) for part in parts for one in part.modules())
 
 
 def _is_readable(module: nn.Module) -> bool:

@@ -206,7 +206,7 @@ def copy_cache(network: Network, source: SelfCache, num_new: int) -> SelfCache:
         source.document_ids[:, :count],
         source.positions[:, :count],
     )
-    target.filled, target.no_padding = count, source.no_padding
+    target.filled, target.is_default = count, source.is_default
     return target
 
 

@@ -1,0 +1,49 @@
+"""Front ends: the configs of the modules that turn images, sounds or other vectors into inputs of a stack.
+
+    FRONT_ENDS.register("squares", FrontEndKind(SquaresConfig, Squares))
+    Config(encoder=…, front_ends=(SquaresConfig(features=12),))
+    network(Inputs(ids, payloads={"squares": payload}))
+
+A front end is a module that takes a `Payload` and returns a vector of the model's width for each placeholder, (m, C).
+The network writes these vectors over the embeddings of the placeholders. A config says how many placeholders an input
+of a given size takes, so batches can be planned before any image is decoded.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from qkv.tables import OpenTable
+from qkv.values.old import check_field_types
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontEndConfig(ABC):
+    """The config of a front end. A subclass sets `kind`, adds fields of its own, and implements `length`."""
+
+    kind: ClassVar[str]  # the name of the front end in `FRONT_ENDS` and of its payloads in `Inputs`
+    features: int  # F, the length of a payload vector
+
+    def __post_init__(self) -> None:
+        check_field_types(self)
+        if self.features < 1:
+            raise ValueError(f"features = {self.features} must be at least 1")
+
+    @abstractmethod
+    def length(self, size: tuple[int, int]) -> int:
+        """Return the number of placeholders of an input of this size: (rows, columns) of patches, or (frames, 1)."""
+
+
+class FrontEndKind(NamedTuple):
+    """A row of `FRONT_ENDS`: the class of the config, and the module, which is made from a config and the width C."""
+
+    config: type[FrontEndConfig]
+    module: "Callable[[Any, int], nn.Module]"
+
+
+FRONT_ENDS: OpenTable[FrontEndKind] = OpenTable("front end")
+"""The kinds of front ends by name."""
