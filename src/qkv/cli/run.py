@@ -305,7 +305,7 @@ def run_task(
 
     def run_lines(chunk: list[str], progress: OnProgress | None = None) -> None:
         filled = [line for line in chunk if line.strip()]
-        texts = [tuple(line.split("\t")) if task.accepts_pairs and line.count("\t") == 1 else line for line in filled]
+        texts = [task.read_line(line) for line in filled]
         found: Sequence[Any] = call(texts, batch_size=lines.batch_size, progress=progress, **given) if texts else []
         if task.generates:
             notes.add(filled, found)

@@ -89,6 +89,10 @@ class Task(ABC):
         """Whether the model reads two texts together."""
         return len(self.inputs) > 1
 
+    def read_line(self, line: str) -> str | tuple[str, ...]:
+        """The input that a line has: a text, or two texts with a tab between them if the model reads two."""
+        return tuple(line.split("\t")) if self.accepts_pairs and line.count("\t") == 1 else line
+
     @abstractmethod
     def decode(
         self, model: TextModel, texts: Sequence[Any], options: Any, batch_size: int, progress: OnProgress | None = None

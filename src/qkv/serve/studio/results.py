@@ -89,7 +89,7 @@ def find_results(model: Model, texts: Sequence[str], edits: Sequence[Edit] = ())
     def run(several: Sequence[str]) -> list[ShownResult]:
         tap = EditTap(edits) if edits else None
         text_model = TextModel(model.network, require_tokenizer(model.tokenizer), model.config, tap)
-        inputs = [split_pair(model.config, text) for text in several]
+        inputs = [task.read_line(text) for text in several]
         if task.name == "complete":
             results = task.run_default(text_model, inputs, {"max_tokens": MAX_CONTINUATION}, task.batch_size)
         else:
