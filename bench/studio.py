@@ -27,7 +27,8 @@ from qkv.serve.studio.answer import AnswerCache
 import qkv
 from qkv.serve.http.json_body import encode_json
 from qkv.serve.studio.document import trace_document
-from qkv.serve.studio.requests import TraceRequest, parse_request
+from qkv.serve.studio.requests import TraceRequest
+from qkv.values import read
 
 MODEL = "en-fr"
 NUM_TOKENS = 20
@@ -71,7 +72,7 @@ def measure_server(model: qkv.Model, texts: list[str]) -> list[dict[str, float]]
     """The server's part, in this process."""
     answers, rows = AnswerCache(), []
     for text in texts:
-        request = parse_request(TraceRequest, {"model": MODEL, "text": text, "views": VIEWS})
+        request = read(TraceRequest, {"model": MODEL, "text": text, "views": VIEWS})
         began, cpu = time.perf_counter(), time.process_time()
         size = len(encode_json(trace_document(model, request, {}, answers)))
         row = {"server": time.perf_counter() - began, "server, CPU": time.process_time() - cpu}

@@ -221,11 +221,11 @@ def test_labels_say_how_many_outputs_there_are() -> None:
         ({"kind": "classify", "outputs": 2, "tied": True}, "tied: only an lm or mlm head"),
         ({"kind": "classify", "outputs": 2, "next_sentence_classes": 2}, "next_sentence_classes is for an mlm head"),
         ({"kind": "classify", "outputs": 2, "dense_norm": True}, "dense_norm = True needs a dense layer"),
-        ({"kind": "classify", "outputs": 2, "dropout": 1.0}, "dropout = 1.0 must lie in"),
-        ({"kind": "classify", "outputs": "2"}, "outputs = '2' must be a whole number"),
-        ({"kind": "classify", "outputs": True}, "outputs = True must be a whole number"),
-        ({"kind": "classify", "labels": "bad"}, "labels = 'bad' must be a list of texts"),
-        ({"kind": "classify", "outputs": 2, "bias": 1}, "bias = 1 must be true or false"),
+        ({"kind": "classify", "outputs": 2, "dropout": 1.0}, "dropout = 1.0 must be below 1"),
+        ({"kind": "classify", "outputs": "2"}, "outputs = '2' must be an integer"),
+        ({"kind": "classify", "outputs": True}, "outputs = True must be an integer"),
+        ({"kind": "classify", "labels": "bad"}, "labels = 'bad' must be a list of strings"),
+        ({"kind": "classify", "outputs": 2, "bias": 1}, "bias = 1 must be True or False"),
     ],
 )
 def test_a_head_that_makes_no_sense_is_refused_by_field(fields: dict[str, object], match: str) -> None:

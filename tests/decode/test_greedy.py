@@ -125,7 +125,7 @@ def test_a_prefix_is_forced(network: Network) -> None:
         ({"stop": ("",)}, "stop"),
         ({"stop": (3,)}, "stop"),
         ({"logprobs": 50}, "logprobs"),
-        ({"temperature": "0.5"}, "temperature = '0.5': must be a number"),
+        ({"temperature": "0.5"}, "temperature = '0.5' must be a number"),
         ({"top_p": 1e-46, "temperature": 1.0}, "top_p = 1e-46 must be at least 1e-06"),
         ({"length_penalty": 1e299, "beam": 2}, "length_penalty = 1e\\+299 must be at most 10"),
         ({"length_penalty": -1e299, "beam": 2}, "length_penalty = -1e\\+299 must be at least -10"),

@@ -45,8 +45,8 @@ def test_the_family_is_which_stacks_there_are(stack_config: Make) -> None:
         ({"encoder": {"width": 32}, "decoder": {}}, "encoder and decoder must have the same width"),
         ({"encoder": {}, "decoder": {"residual": "parallel"}}, "decoder: residual = .* cross-attention"),
         ({"decoder": {}, "head": HeadConfig(kind="lm", outputs=41)}, "head outputs = 41 must equal vocab_size = 40"),
-        ({"decoder": {}, "eos_token_ids": 5}, "eos_token_ids = 5 must be a list of whole numbers"),
-        ({"decoder": {}, "pad_token_id": "0"}, "pad_token_id = '0' must be a whole number or null"),
+        ({"decoder": {}, "eos_token_ids": 5}, "eos_token_ids = 5 must be a list of integers"),
+        ({"decoder": {}, "pad_token_id": "0"}, "pad_token_id = '0' must be an integer or None"),
         ({"decoder": {}, "head": None}, "head = None must be a HeadConfig"),
     ],
 )
@@ -109,7 +109,7 @@ def change(values: dict[str, Any], path: str, value: Any) -> None:
         ("decoder.witdh", 16, r"x/config.json: decoder: unknown field 'witdh'; did you mean 'width'\?"),
         ("head.knid", "lm", r"x/config.json: head: unknown field 'knid'; did you mean 'kind'\?"),
         ("decoder.position", "rotery", r"x/config.json: decoder: position = 'rotery' is unknown; did you mean"),
-        ("decoder.width", "16", r"x/config.json: decoder: width = '16' must be a whole number"),
+        ("decoder.width", "16", r"x/config.json: decoder: width = '16' must be an integer"),
         (
             "decoder.rotary_scaling",
             {"kind": "yarn", "factor": 1},

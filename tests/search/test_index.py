@@ -475,8 +475,8 @@ def test_wrong_options_are_refused(notes: Path, model: qkv.Model) -> None:
     index = build(notes, model)
     for options, message in (
         ({"method": "denser"}, "did you mean 'dense'"),
-        ({"top": 0}, "top = 0: must be an integer of at least 1"),
-        ({"top": "3"}, "top = '3': must be an integer of at least 1"),
+        ({"top": 0}, "top = 0 must be at least 1"),
+        ({"top": "3"}, "top = '3' must be an integer"),
     ):
         with pytest.raises(UsageError, match=message):
             index.search("fox", **options)  # type: ignore[call-overload]

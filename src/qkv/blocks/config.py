@@ -6,7 +6,7 @@ fields is changed too.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from qkv.blocks.checks.config import (
     check_head,
@@ -17,6 +17,11 @@ from qkv.blocks.checks.config import (
     check_stack_values,
 )
 from qkv.blocks.parts import PARTS
+from qkv.values import Limits, OneOf
+
+MAX_LENGTH = 2**27  # of a sequence, in tokens
+Length = Annotated[int, Limits(1, MAX_LENGTH)]
+Rate = Annotated[float, Limits(0, below=1)]
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 HeadKind = Literal["none", "lm", "mlm", "classify", "choice", "tag", "span", "embed", "ctc", "frames"]
@@ -34,10 +39,10 @@ class RotaryScaling:
     """
 
     kind: Literal["linear", "llama3"]
-    factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_positions: int = 8192
+    factor: Annotated[float, Limits(1e-3, 1e6)]
+    low_freq_factor: Annotated[float, Limits(0, 1e6)] = 1.0
+    high_freq_factor: Annotated[float, Limits(0, 1e6)] = 4.0
+    original_max_positions: Length = 8192
 
     def __post_init__(self) -> None:
         check_scaling(self)
@@ -55,44 +60,51 @@ class StackConfig:
     """
 
     # Size
-    vocab_size: int  # 0: the stack has no vocabulary, and reads only what front ends give it
-    width: int
-    layers: int
-    heads: int = 0  # at least 1; a recurrent stack needs no value
-    ffn_width: int = 0  # the same
-    kv_heads: int = 0  # the number of key/value heads (grouped-query attention); 0: the same as `heads`
-    head_dim: int = 0  # 0: width / heads
-    embedding_width: int = 0  # a narrower embedding with a projection to `width` (ALBERT, ELECTRA); 0: `width`
-    num_layer_groups: int = 0  # number of distinct blocks; consecutive layers share one (ALBERT: 1); 0: one per layer
+    # 0: the stack has no vocabulary, and reads only what front ends give it
+    vocab_size: Annotated[int, Limits(0, 2**24)]
+    width: Annotated[int, Limits(1, 2**20)]
+    layers: Annotated[int, Limits(1, 4096)]
+    heads: Annotated[int, Limits(1, 2**16)] = 0  # at least 1; a recurrent stack needs no value
+    ffn_width: Annotated[int, Limits(1, 2**22)] = 0  # the same
+    # the number of key/value heads (grouped-query attention); 0: the same as `heads`
+    kv_heads: Annotated[int, Limits(0, 2**16)] = 0
+    head_dim: Annotated[int, Limits(0, 2**16)] = 0  # 0: width / heads
+    # a narrower embedding with a projection to `width` (ALBERT, ELECTRA); 0: `width`
+    embedding_width: Annotated[int, Limits(0, 2**20)] = 0
+    # number of distinct blocks; consecutive layers share one (ALBERT: 1); 0: one per layer
+    num_layer_groups: Annotated[int, Limits(0, 4096)] = 0
 
     # Positions
-    position: str = "sinusoidal"
-    max_positions: int = 512
-    position_offset: int = 0  # learned: position p reads row p + offset of the table (BART 2, RoBERTa pad + 1)
-    rotary_base: float = 10_000.0
-    rotary_base_sliding: float = 0.0  # the base in layers with a sliding window (ModernBERT); 0: `rotary_base`
-    rotary_fraction: float = 1.0  # the fraction of each head that is rotated (GPT-NeoX 0.25)
+    position: Annotated[str, OneOf(PARTS["position"])] = "sinusoidal"
+    max_positions: Length = 512
+    # learned: position p reads row p + offset of the table (BART 2, RoBERTa pad + 1)
+    position_offset: Annotated[int, Limits(0, 2**20)] = 0
+    rotary_base: Annotated[float, Limits(1e-3, 1e15)] = 10_000.0
+    # the base in layers with a sliding window (ModernBERT); 0: `rotary_base`
+    rotary_base_sliding: Annotated[float, Limits(0, 1e15)] = 0.0
+    # the fraction of each head that is rotated (GPT-NeoX 0.25)
+    rotary_fraction: Annotated[float, Limits(1e-6, 1)] = 1.0
     rotary_scaling: RotaryScaling | None = None
-    relative_buckets: int = 32  # t5: the number of buckets of distances
-    relative_max_distance: int = 128  # t5: larger distances share the last bucket
+    relative_buckets: Annotated[int, Limits(1, 2**20)] = 32  # t5: the number of buckets of distances
+    relative_max_distance: Length = 128  # t5: larger distances share the last bucket
 
     # Sliding window. Query i attends to key j only if |i − j| ≤ sliding_window. With a causal mask, a query
     # sees sliding_window + 1 keys, itself included. Hugging Face counts these keys, so its value is ours + 1.
-    sliding_window: int = 0  # 0: no limit
+    sliding_window: Annotated[int, Limits(0, MAX_LENGTH)] = 0  # 0: no limit
     sliding_window_layers: tuple[int, ...] = ()  # the layers that have the window; (): all layers
 
     # Parts
-    block: str = "transformer"  # or a stack of recurrent layers (blocks/recurrent.py)
-    attention: str = "softmax"
-    norm: str = "layernorm"
+    block: Annotated[str, OneOf(PARTS["block"])] = "transformer"  # or a stack of recurrent layers (blocks/recurrent.py)
+    attention: Annotated[str, OneOf(PARTS["attention"])] = "softmax"
+    norm: Annotated[str, OneOf(PARTS["norm"])] = "layernorm"
     norm_placement: Literal["pre", "post", "sandwich"] = "pre"
     norm_affine: Literal["gain_bias", "gain", "none"] = "gain_bias"
-    norm_eps: float = 1e-5
+    norm_eps: Annotated[float, Limits(1e-30, 1)] = 1e-5
     embedding_norm: Literal["none", "extra", "replaces_first"] = "none"
     # A norm after the embedding: "extra" to the norms of the blocks, or "replaces_first": block 0 then has no norm
     # before attention (ModernBERT).
     qk_norm: Literal["none", "head"] = "none"  # normalise each head's query and key (Qwen3)
-    feedforward: str = "gelu"
+    feedforward: Annotated[str, OneOf(PARTS["feedforward"])] = "gelu"
     bias: Literal["all", "attention", "qkv", "none"] = "all"
     # Linear maps with a bias: all; q, k, v and the output of attention ("attention"); q, k and v ("qkv"); none.
     residual: Literal["serial", "parallel", "none"] = "serial"
@@ -100,7 +112,8 @@ class StackConfig:
     # replaces its input by its output, for experiments on why a deep Transformer needs them.
     score_scale: Literal["sqrt", "none"] = "sqrt"  # softmax(QKᵀ/√D) or, in T5, softmax(QKᵀ)
     embedding_scale: Literal["none", "sqrt"] = "none"  # × √embedding_width (√width if it is not set)
-    token_types: int = 0  # the number of token types (BERT: 2); 0: there is no token type embedding
+    # the number of token types (BERT: 2); 0: there is no token type embedding
+    token_types: Annotated[int, Limits(0, 2**16)] = 0
 
     # Only the size, the fields of the embedding, this one and those below apply to recurrent layers. All others keep
     # their defaults, and `position` is "none".
@@ -109,11 +122,11 @@ class StackConfig:
     # state (Sutskever et al. 2014).
 
     # Training
-    dropout: float = 0.0  # after the embedding, and after each attention, feed-forward or recurrent layer
-    attention_dropout: float = 0.0  # on the attention weights
-    ffn_dropout: float = 0.0  # inside the feed-forward
+    dropout: Rate = 0.0  # after the embedding, and after each attention, feed-forward or recurrent layer
+    attention_dropout: Rate = 0.0  # on the attention weights
+    ffn_dropout: Rate = 0.0  # inside the feed-forward
     init: Literal["normal", "scaled", "xavier", "t5"] = "normal"
-    init_std: float = 0.02
+    init_std: Annotated[float, Limits(0, 1000)] = 0.02
 
     def __post_init__(self) -> None:
         check_part_names(self)
@@ -165,7 +178,8 @@ class HeadConfig:
     """
 
     kind: HeadKind = "none"
-    outputs: int = 0  # V; lm, mlm: the vocabulary size; ctc: with the blank; frames: numbers; 0: the number of labels
+    # V; lm, mlm: the vocabulary size; ctc: with the blank; frames: numbers; 0: the number of labels
+    outputs: Annotated[int, Limits(0, 2**24)] = 0
     labels: tuple[str, ...] = ()  # the names of the classes or tags
     pool: Literal["first", "last", "mean"] = "first"  # POOLED_KINDS: how the tokens of a document become one vector
     dense: Activation | Literal["none"] = "none"  # the activation of a dense layer before the output; "none": no layer
@@ -176,11 +190,13 @@ class HeadConfig:
     scale: Literal["none", "rsqrt"] = "none"  # "rsqrt": multiply hidden states by 1/√C, as T5 does if tied
     normalize: bool = False  # embed: scale each vector to length 1
     multi_label: bool = False  # classify: a document may have several labels, so outputs are sigmoids, not a softmax
-    temperature: float = 1.0  # classify: divides the logits before softmax or sigmoid, to calibrate the probabilities
-    threshold: float = 0.0  # classify: if no class is at least that probable, the text is out of scope
+    # classify: divides the logits before softmax or sigmoid, to calibrate the probabilities
+    temperature: Annotated[float, Limits(1e-3, 1e3)] = 1.0
+    threshold: Rate = 0.0  # classify: if no class is at least that probable, the text is out of scope
     out_of_scope: str = ""  # classify: the label of such texts in the data that the threshold was fitted on
-    next_sentence_classes: int = 0  # mlm: outputs of a second head on the first token (next-sentence prediction: 2)
-    dropout: float = 0.0
+    # mlm: outputs of a second head on the first token (next-sentence prediction: 2)
+    next_sentence_classes: Annotated[int, Limits(0, 2**24)] = 0
+    dropout: Rate = 0.0
 
     def __post_init__(self) -> None:
         check_head(self)

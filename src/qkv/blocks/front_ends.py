@@ -12,10 +12,10 @@ of a given size takes, so batches can be planned before any image is decoded.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from qkv.tables import OpenTable
-from qkv.values.old import check_field_types
+from qkv.values import Limits, check
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,12 +26,10 @@ class FrontEndConfig(ABC):
     """The config of a front end. A subclass sets `kind`, adds fields of its own, and implements `length`."""
 
     kind: ClassVar[str]  # the name of the front end in `FRONT_ENDS` and of its payloads in `Inputs`
-    features: int  # F, the length of a payload vector
+    features: Annotated[int, Limits(1)]  # F, the length of a payload vector
 
     def __post_init__(self) -> None:
-        check_field_types(self)
-        if self.features < 1:
-            raise ValueError(f"features = {self.features} must be at least 1")
+        check(self)
 
     @abstractmethod
     def length(self, size: tuple[int, int]) -> int:

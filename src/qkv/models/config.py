@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from qkv.blocks import HeadConfig, StackConfig
 from qkv.blocks.front_ends import FRONT_ENDS, FrontEndConfig
-from qkv.values import check_field_types
+from qkv.values import check
 
 Family = Literal["encoder", "decoder", "seq2seq"]
 CONFIG_VERSION = 1
@@ -41,7 +41,7 @@ class Config:
     text_processor: str | None = None  # translators: what is done around the model (`tasks/run/translation/processors`)
 
     def __post_init__(self) -> None:
-        check_field_types(self, list_fields=("eos_token_ids",))
+        check(self)
         for name in (kinds := [front_end.kind for front_end in self.front_ends]):
             FRONT_ENDS.find(name, "front_ends")
             if kinds.count(name) > 1:

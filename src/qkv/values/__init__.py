@@ -16,13 +16,6 @@ Recipes, model configs, options of tasks and bodies of HTTP requests use it. The
 A field whose metadata is `HIDDEN` is not part of JSON; a field with `OMIT_EMPTY` is left out of JSON if it is empty.
 """
 
-from qkv.values.old import (
-    Bounds,
-    bounds_problem,
-    check_bounds,
-    check_field_types,
-    list_differences,
-)
 from qkv.values.reader import Reader, check, check_value, read
 from qkv.values.schema import json_schema, to_json
 from qkv.values.types import (
@@ -31,6 +24,7 @@ from qkv.values.types import (
     OMIT_EMPTY,
     PYTHON,
     TOML,
+    Expected,
     FieldInfo,
     InvalidValue,
     Limits,
@@ -39,6 +33,7 @@ from qkv.values.types import (
     Partial,
     describe_type,
     find_fields,
+    list_differences,
 )
 
 __all__ = [
@@ -47,7 +42,7 @@ __all__ = [
     "OMIT_EMPTY",
     "PYTHON",
     "TOML",
-    "Bounds",
+    "Expected",
     "FieldInfo",
     "InvalidValue",
     "Limits",
@@ -55,10 +50,7 @@ __all__ = [
     "OneOf",
     "Partial",
     "Reader",
-    "bounds_problem",
     "check",
-    "check_bounds",
-    "check_field_types",
     "check_value",
     "describe_type",
     "find_fields",

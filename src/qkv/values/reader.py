@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import is_dataclass
+from functools import cache
 from numbers import Integral, Real
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -54,12 +55,28 @@ def check(instance: Any, path: str = "") -> None:
 
     Nothing is converted, except lists to tuples, even in a frozen dataclass.
     """
-    reader = _Checker(PYTHON)
-    for field in find_fields(type(instance)):
+    cls: type = type(instance)
+    known_valid = _find_valid_defaults(cls)
+    for field in find_fields(cls):
         value = getattr(instance, field.name)
-        checked = reader.read(field.type, value, (path, field.key) if path else (field.key,))
+        if (value is field.default and field.name in known_valid) or _is_valid_scalar(field, value):
+            continue
+        checked = _Checker(PYTHON).read(field.type, value, (path, field.key) if path else (field.key,))
         if isinstance(value, list) and isinstance(checked, tuple):
             object.__setattr__(instance, field.name, checked)
+
+
+@cache
+def _find_valid_defaults(cls: type) -> frozenset[str]:
+    """Return the fields whose defaults are valid. Most values are defaults, and need no check."""
+    reader = _Checker(PYTHON)
+    return frozenset(f.name for f in find_fields(cls) if not f.is_required and reader.accepts(f.type, f.default))
+
+
+def _is_valid_scalar(field: FieldInfo, value: Any) -> bool:
+    """Whether a value is surely valid: a fast answer for numbers, strings and flags."""
+    is_right = type(value) is field.scalar or (field.scalar is float and type(value) is int)
+    return is_right and (field.limits is None or not field.limits.find_problem(value))
 
 
 def check_value(expected: Any, value: Any, name: str) -> None:
@@ -102,6 +119,14 @@ class Reader:
                 shown = "" if problem.startswith("must have") else f" = {show_value(value, self.notation)}"
                 raise self.fail(path, f"{join_path(path) or 'the value'}{shown} {problem}")
         return converted
+
+    def accepts(self, expected: Any, value: Any) -> bool:
+        """Whether a value can be read as a type."""
+        try:
+            self.read(expected, value)
+        except InvalidValue:
+            return False
+        return True
 
     def read_table(self, fields: Mapping[str, Any], value: Mapping[str, Any], path: Path = ()) -> dict[str, Any]:
         """Convert the values of a table whose keys and types are `fields`. All keys may be missing."""

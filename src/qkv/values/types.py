@@ -56,7 +56,8 @@ class Limits:
                 if not is_sized:
                     return f"must be {word} {shown}"
                 unit = ("character" if isinstance(value, str) else "item") + ("" if limit == 1 else "s")
-                return f"must have {word} {shown} {unit}, and has {size:,}"
+                remedy = "" if word == "at least" else "; shorten it" if isinstance(value, str) else "; leave some out"
+                return f"must have {word} {shown} {unit}, and has {size:,}{remedy}"
         return ""
 
 
@@ -69,6 +70,13 @@ class OneOf:
 
     names: Collection[str]
     optional: bool = False
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What error messages say that a value must be, if the name of its type does not say it."""
+
+    text: str
 
 
 @dataclass(frozen=True)
@@ -144,6 +152,8 @@ def describe_type(expected: Any, notation: Notation = PYTHON) -> str:
     ("an integer or 'auto'", 'a list of strings')
     """
     annotated, (expected, notes) = expected, strip_notes(expected)
+    if expectation := next((note for note in notes if isinstance(note, Expected)), None):
+        return expectation.text
     origin, arguments = get_origin(expected), get_args(expected)
     if is_union(expected):
         return " or ".join(dict.fromkeys(describe_type(member, notation) for member in arguments))
@@ -179,6 +189,7 @@ class FieldInfo:
     name: str  # of the attribute
     key: str  # in JSON and TOML: the name without a final underscore, as in `from_`
     type: Any  # with its notes
+    scalar: Any  # int, float, str or bool if the type is one of them with limits at most, else None
     default: Any  # MISSING if the field has no default value
     is_required: bool
     description: str
@@ -202,13 +213,15 @@ def _find_fields(cls: type) -> tuple[FieldInfo, ...]:
     hints = get_type_hints(cls, include_extras=True)
     found = []
     for field in fields(cls):
-        _, notes = strip_notes(hints[field.name])
+        bare, notes = strip_notes(hints[field.name])
+        is_scalar = bare in TYPE_NAMES and all(isinstance(note, Limits | str) for note in notes)
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         found.append(
             FieldInfo(
                 name=field.name,
                 key=field.name.rstrip("_"),
                 type=hints[field.name],
+                scalar=bare if is_scalar else None,
                 default=default,
                 is_required=default is MISSING,
                 description=next((note for note in notes if isinstance(note, str)), ""),
@@ -235,3 +248,9 @@ def show_value(value: Any, notation: Notation) -> str:
         return shorten(notation.show(value))
     except (ValueError, TypeError, RecursionError):  # such as an integer of thousands of digits
         return f"this {type(value).__name__}"
+
+
+def list_differences(a: Any, b: Any) -> list[str]:
+    """List the fields that differ between two instances of a dataclass, each as `name: value in a → value in b`."""
+    pairs = {field.name: (getattr(a, field.name), getattr(b, field.name)) for field in fields(a)}
+    return [f"{name}: {in_a!r} → {in_b!r}" for name, (in_a, in_b) in pairs.items() if in_a != in_b]

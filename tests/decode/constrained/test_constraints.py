@@ -423,7 +423,7 @@ def test_what_a_constraint_needs() -> None:
         generate(network(), PROMPTS, GenerationOptions(constraint=rule))
     with pytest.raises(UsageError, match="no eos_token_ids"):
         rule.make_processor(tokenizer(), (), 0)
-    with pytest.raises(UsageError, match=r"must be made by qkv\.decode\.regex"):
+    with pytest.raises(UsageError, match=r"constraint = 'a\+' must be made by qkv\.decode\.regex, json"):
         generate(network(), PROMPTS, GenerationOptions(constraint="a+"), tokenizer())  # type: ignore[arg-type]
 
 

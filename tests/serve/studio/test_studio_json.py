@@ -20,12 +20,13 @@ from qkv.page import unpack
 from qkv.serve.studio.document import describe_model, trace_document
 from qkv.serve.studio.neurons import find_examples
 from qkv.serve.studio.options import StudioOptions
-from qkv.serve.studio.requests import ExamplesRequest, SearchRequest, TraceRequest, parse_request
+from qkv.serve.studio.requests import ExamplesRequest, SearchRequest, TraceRequest
 from qkv.serve.studio.results import ResultCache
 from qkv.serve.studio.runs import Runs
 from qkv.serve.studio.search import run_search
 from qkv.serve.studio.switches import make_edits
 from qkv.serve.studio.words import leave_words_out
+from qkv.values import read
 
 FAMILIES = ("encoder", "decoder", "seq2seq")
 TEXT = "the cat chased"
@@ -41,7 +42,7 @@ def trace(model: qkv.Model, request: TraceRequest, autoencoders: Any) -> dict[st
 
 
 def ask(**values: Any) -> TraceRequest:
-    return parse_request(TraceRequest, {"model": "m", "text": TEXT, **values})
+    return read(TraceRequest, {"model": "m", "text": TEXT, **values})
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -145,7 +146,7 @@ def test_unknown_parts_are_refused(models: dict[str, qkv.Model], name: str) -> N
 @pytest.mark.parametrize("family", ["decoder", "seq2seq"])
 def test_the_steps_of_a_search_are_those_of_the_whole_search(models: dict[str, qkv.Model], family: str) -> None:
     model, records = models[family], list[dict[str, Any]]()
-    request = parse_request(SearchRequest, {"model": "m", "text": TEXT, "beam": 3, "max_tokens": 5})
+    request = read(SearchRequest, {"model": "m", "text": TEXT, "beam": 3, "max_tokens": 5})
     run_search(model, request, records.append)
     options = GenerationOptions(beam=3, max_tokens=5, return_search_steps=True)
     result = model.generate(TEXT, beam=3, max_tokens=5, return_search_steps=True)
@@ -164,7 +165,7 @@ def test_a_search_ends_when_its_client_goes_away(models: dict[str, qkv.Model]) -
         if len(records) == 2:
             raise ConnectionError
 
-    request = parse_request(SearchRequest, {"model": "m", "text": TEXT})
+    request = read(SearchRequest, {"model": "m", "text": TEXT})
     with pytest.raises(ConnectionError):
         run_search(models["decoder"], request, report)
     assert len(records) == 2
@@ -195,7 +196,7 @@ def test_top_examples_of_a_neuron(models: dict[str, qkv.Model], family: str) -> 
         "texts": ["le chat", "14 mai"],
         "off": [],
     }
-    found = find_examples(model, parse_request(ExamplesRequest, body), {})
+    found = find_examples(model, read(ExamplesRequest, body), {})
     assert found["num_texts"] == 3
     values = [
         model.trace(text, sites=["*.1.mlp_post"])[f"{stack}.1.mlp_post"][:, 3].max()
@@ -220,28 +221,28 @@ def test_features_of_an_autoencoder_are_units_of_a_text(models: dict[str, qkv.Mo
     assert (layer["autoencoder"], layer["size"]) == ("sae", 32)
     assert layer["peaks"][0] == pytest.approx(float(expected.max()), abs=1e-3)
     body = {"model": "m", "text": TEXT, "site": "sae", "unit": layer["neurons"][0]}
-    examples = find_examples(model, parse_request(ExamplesRequest, body), found)
+    examples = find_examples(model, read(ExamplesRequest, body), found)
     assert examples["examples"][0]["value"] == pytest.approx(float(expected.max()), abs=1e-3)
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ([], "not a JSON object"),
-        ({"text": "a"}, "no 'model'"),
-        ({"model": "m", "text": 3}, "text = 3 must be text"),
+        ([], "must be an object"),
+        ({"text": "a"}, "model is missing; it must be a string"),
+        ({"model": "m", "text": 3}, "text = 3 must be a string"),
         ({"model": "m", "text": " "}, "text is empty"),
-        ({"model": "m", "text": "a" * 9000}, "9,000 characters.*at most 8,000; shorten it"),
-        ({"model": "m", "text": "a", "of": []}, "unknown field 'of'; did you mean 'off'"),
-        ({"model": "m", "text": "a", "off": [1]}, "off"),
+        ({"model": "m", "text": "a" * 9000}, "text must have at most 8,000 characters, and has 9,000; shorten it"),
+        ({"model": "m", "text": "a", "of": []}, "unknown key 'of'; did you mean 'off'"),
+        ({"model": "m", "text": "a", "off": [1]}, r"off\[0\] = 1 must be a string"),
         ({"model": "m", "text": "a", "views": ["lenses"]}, "did you mean 'lens'"),
-        ({"model": "m", "text": "a", "layer": -1}, "layer"),
-        ({"model": "m", "text": "a", "layer": True}, "layer"),
+        ({"model": "m", "text": "a", "layer": -1}, "layer = -1 must be at least 0"),
+        ({"model": "m", "text": "a", "layer": True}, "layer = true must be an integer"),
     ],
 )
 def test_bad_requests_say_what_is_wrong(body: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        parse_request(TraceRequest, body)
+        read(TraceRequest, body)
 
 
 def test_a_text_of_too_many_tokens_is_refused(models: dict[str, qkv.Model]) -> None:

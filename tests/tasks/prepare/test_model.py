@@ -112,7 +112,7 @@ def test_heads_divide_every_even_width_into_pairs(width: int) -> None:
 
 
 def test_what_no_stack_can_be_names_the_section() -> None:
-    with pytest.raises(UsageError, match=r"\[model\]: dropout = 2\.0 must lie in"):
+    with pytest.raises(UsageError, match=r"\[model\]: dropout = 2\.0 must be below 1"):
         config_of("causal_lm", overrides={"dropout": 2.0})
     with pytest.raises(UsageError, match=r"\[model\]: encoder and decoder must have the same width"):
         config_of(overrides={"encoder": {"width": 64}}, share_embeddings=False)

@@ -7,38 +7,8 @@ from dataclasses import fields
 from typing import Any
 
 from qkv.blocks.parts import PARTS
-from qkv.values import Bounds, check_bounds, check_field_types
+from qkv.values import check
 
-MAX_LENGTH = 2**27  # of a sequence, in tokens
-STACK_BOUNDS: dict[str, Bounds] = {
-    "vocab_size": (0, 2**24),
-    "width": (1, 2**20),
-    "layers": (1, 4096),
-    "heads": (1, 2**16),
-    "ffn_width": (1, 2**22),
-    "kv_heads": (0, 2**16),
-    "head_dim": (0, 2**16),
-    "embedding_width": (0, 2**20),
-    "num_layer_groups": (0, 4096),
-    "max_positions": (1, MAX_LENGTH),
-    "position_offset": (0, 2**20),
-    "rotary_base": (1e-3, 1e15),
-    "rotary_base_sliding": (0, 1e15),
-    "rotary_fraction": (1e-6, 1),
-    "relative_buckets": (1, 2**20),
-    "relative_max_distance": (1, MAX_LENGTH),
-    "sliding_window": (0, MAX_LENGTH),
-    "token_types": (0, 2**16),
-    "norm_eps": (1e-30, 1),
-    "init_std": (0, 1000),
-}
-"""The bounds of the numbers in a `StackConfig`. The largest published models stay far below the upper ones."""
-SCALING_BOUNDS: dict[str, Bounds] = {
-    "factor": (1e-3, 1e6),
-    "low_freq_factor": (0, 1e6),
-    "high_freq_factor": (0, 1e6),
-    "original_max_positions": (1, MAX_LENGTH),
-}
 RECURRENT_FIELDS = frozenset(
     {
         *("vocab_size", "width", "layers", "embedding_width", "max_positions", "embedding_scale", "token_types"),
@@ -47,13 +17,11 @@ RECURRENT_FIELDS = frozenset(
     }
 )
 """The fields of a `StackConfig` that apply to a recurrent stack."""
-HEAD_BOUNDS: dict[str, Bounds] = {"outputs": (0, 2**24), "next_sentence_classes": (0, 2**24)}
 
 
 def check_scaling(scaling: Any) -> None:
     """Raise ValueError if a `RotaryScaling` is wrong."""
-    check_field_types(scaling)
-    check_bounds(scaling, SCALING_BOUNDS)
+    check(scaling)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     if high <= low:
         raise ValueError(f"high_freq_factor = {high} must be above low_freq_factor = {low}")
@@ -69,10 +37,7 @@ def check_part_names(stack: Any) -> None:
 
 def check_stack_values(stack: Any) -> None:
     """Raise ValueError if a field of a `StackConfig` has a wrong type or lies outside its range."""
-    check_field_types(stack, list_fields=("sliding_window_layers",))
-    check_bounds(stack, STACK_BOUNDS)
-    for name in ("dropout", "attention_dropout", "ffn_dropout"):
-        _check_dropout(name, getattr(stack, name))
+    check(stack)
     if any(not 0 <= layer < stack.layers for layer in stack.sliding_window_layers):
         raise ValueError(f"sliding_window_layers = {stack.sliding_window_layers} must lie in 0 … {stack.layers - 1}")
     if not stack.head_dim and stack.width % stack.heads:
@@ -143,8 +108,7 @@ def check_recurrent(stack: Any) -> None:
 
 def check_head(head: Any) -> None:
     """Raise ValueError if a `HeadConfig` is wrong."""
-    check_field_types(head, list_fields=("labels",))
-    check_bounds(head, HEAD_BOUNDS)
+    check(head)
     if head.labels and head.outputs not in (0, len(head.labels)):
         raise ValueError(f"{len(head.labels)} labels for outputs = {head.outputs}: leave outputs out")
     if head.kind not in ("none", "embed") and not head.outputs and not head.labels:
@@ -159,15 +123,5 @@ def check_head(head: Any) -> None:
         raise ValueError(f"next_sentence_classes is for an mlm head, not {head.kind!r}")
     if head.multi_label and head.kind != "classify":
         raise ValueError(f"multi_label is for a classify head, not {head.kind!r}")
-    if not 1e-3 <= head.temperature <= 1e3:
-        raise ValueError(f"temperature = {head.temperature} must lie in 0.001 … 1000")
-    if not 0 <= head.threshold < 1:
-        raise ValueError(f"threshold = {head.threshold} is a probability; it must lie in [0, 1)")
     if head.threshold and (head.kind != "classify" or head.multi_label):
         raise ValueError("threshold is for a classify head with one label for each text")
-    _check_dropout("dropout", head.dropout)
-
-
-def _check_dropout(name: str, value: float) -> None:
-    if not 0.0 <= value < 1.0:
-        raise ValueError(f"{name} = {value} must lie in [0, 1)")

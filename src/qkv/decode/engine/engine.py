@@ -38,7 +38,7 @@ from qkv.decode.engine.pages import PagePool
 from qkv.decode.engine.request import OnChange, Request, RequestState, prefix_key
 from qkv.decode.engine.scheduler import EngineStats, Scheduler
 from qkv.decode.filters import has_stateless_filters, make_filters
-from qkv.decode.options import GenerationOptions
+from qkv.decode.options import GenerationOptions, PositiveCount
 from qkv.decode.result import GenerationResult
 from qkv.decode.runner import decoder_inputs
 from qkv.decode.sampling import make_generators
@@ -47,6 +47,7 @@ from qkv.decode.sequence import GeneratedSequence
 from qkv.errors import QkvError, UsageError
 from qkv.models import Network
 from qkv.text import Tokenizer
+from qkv.values import check_value
 
 STEPS_BETWEEN_ADMISSIONS = 8
 """On a GPU, a busy engine admits new requests once in this number of steps."""
@@ -75,8 +76,7 @@ class Engine:
             ("page_size", page_size),
             ("max_prefill_tokens", max_prefill_tokens),
         ):
-            if not isinstance(value, int) or value < 1:
-                raise UsageError(f"{name} = {value!r}: must be an integer >= 1")
+            check_value(PositiveCount, value, name)
         GenerationOptions().check(network.config)
         if network.config.is_recurrent:
             raise UsageError(

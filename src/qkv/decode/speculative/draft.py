@@ -15,11 +15,12 @@ from torch import Tensor
 
 from qkv.blocks import CrossCache
 from qkv.decode.cache_edits import crop_cache
-from qkv.decode.options import LogitsProcessor, is_integer
+from qkv.decode.options import LogitsProcessor, PositiveCount
 from qkv.decode.runner import promote_to_float32
 from qkv.decode.sampling import argmax, sample
 from qkv.errors import UsageError
 from qkv.models import Network
+from qkv.values import check_value
 
 DRAFT_TOKENS = 4
 """The default number of tokens that a draft proposes at a time."""
@@ -73,8 +74,9 @@ class PromptLookup:
 
     def __init__(self, max_ngram_size: int = 3, num_draft_tokens: int = DRAFT_TOKENS) -> None:
         """The last `max_ngram_size` tokens are looked up first. If they are not found, fewer are, down to one."""
-        self.max_ngram_size = _check_count("max_ngram_size", max_ngram_size)
-        self.num_draft_tokens = _check_count("num_draft_tokens", num_draft_tokens)
+        check_value(PositiveCount, max_ngram_size, "max_ngram_size")
+        check_value(PositiveCount, num_draft_tokens, "num_draft_tokens")
+        self.max_ngram_size, self.num_draft_tokens = max_ngram_size, num_draft_tokens
 
     def make_proposer(
         self,
@@ -114,7 +116,8 @@ class DraftModel:
 
     def __init__(self, network: Network, num_draft_tokens: int = DRAFT_TOKENS) -> None:
         self.network = network
-        self.num_draft_tokens = _check_count("num_draft_tokens", num_draft_tokens)
+        check_value(PositiveCount, num_draft_tokens, "num_draft_tokens")
+        self.num_draft_tokens = num_draft_tokens
 
     def make_proposer(
         self,
@@ -192,9 +195,3 @@ class DraftModelProposer:
         self._cached_tokens = list(text)
         x, _ = self.network.hidden(new, cache=self.cache, memory=self.cross_cache)
         return promote_to_float32(self.network.head.project(x[:, -1]))
-
-
-def _check_count(name: str, value: int) -> int:
-    if not is_integer(value) or value < 1:
-        raise UsageError(f"{name} = {value!r}: must be an integer >= 1")
-    return value

@@ -13,7 +13,7 @@ N tokens, C model width, F features, K active features of a token
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from safetensors import safe_open
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from qkv.errors import QkvError
 from qkv.files import parse_json
 from qkv.inside.trace import read_weights, report_damage, save_tensors
-from qkv.values import check_field_types
+from qkv.values import Limits, check
 
 FORMAT = "qkv-autoencoder"
 
@@ -36,16 +36,14 @@ class AutoencoderConfig:
     'topk'
     """
 
-    width: int  # C
-    features: int  # F
+    width: Annotated[int, Limits(1)]  # C
+    features: Annotated[int, Limits(1)]  # F
     kind: Literal["topk", "relu"] = "topk"
     k: int = 32  # topk: the number of active features of a token
     site: str = ""  # the site whose activations it was trained on
 
     def __post_init__(self) -> None:
-        check_field_types(self)
-        if self.width < 1 or self.features < 1:
-            raise ValueError(f"width = {self.width} and features = {self.features} must be at least 1")
+        check(self)
         if self.kind == "topk" and not 1 <= self.k <= self.features:
             raise ValueError(f"k = {self.k} must lie in 1 … features = {self.features}")
 

@@ -11,6 +11,7 @@ N tokens, C model width, F features, K active features of a token
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain, islice
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -18,14 +19,14 @@ from torch.nn import functional as F
 
 from qkv.errors import UsageError
 from qkv.inside.autoencoder.model import AutoencoderConfig, SparseAutoencoder
-from qkv.values import check_field_types
+from qkv.values import Limits, check
 
 
 @dataclass(frozen=True, kw_only=True)
 class AutoencoderOptions:
     """How a sparse autoencoder is trained."""
 
-    steps: int = 2000
+    steps: Annotated[int, Limits(1)] = 2000
     lr: float = 1e-3
     l1: float = 0.01  # relu: the weight of the sum of the features
     warmup: float = 0.05  # the fraction of the steps in which the learning rate and l1 rise from 0
@@ -35,9 +36,7 @@ class AutoencoderOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_field_types(self)
-        if self.steps < 1:
-            raise ValueError(f"steps = {self.steps} must be at least 1")
+        check(self)
 
 
 @dataclass(frozen=True)

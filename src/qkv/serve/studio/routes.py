@@ -17,14 +17,14 @@ from starlette.routing import BaseRoute, Route
 
 from qkv.api import Model
 from qkv.serve.http.api_error import ApiError, to_api_error
-from qkv.serve.http.endpoint import read_body, report_error, run_with_client
-from qkv.serve.http.json_body import decode_json, encode_json
+from qkv.serve.http.endpoint import parse_body, read_body, report_error, run_with_client
+from qkv.serve.http.json_body import encode_json
 from qkv.serve.running.pool import ServedModel
 from qkv.serve.state import ServerState
 from qkv.serve.studio.document import describe_model, trace_document
 from qkv.serve.studio.neurons import find_examples
 from qkv.serve.studio.options import StudioOptions
-from qkv.serve.studio.requests import ExamplesRequest, SearchRequest, TraceRequest, parse_request
+from qkv.serve.studio.requests import ExamplesRequest, SearchRequest, TraceRequest
 from qkv.serve.studio.search import run_search
 from qkv.serve.studio.words import leave_words_out
 
@@ -100,7 +100,7 @@ async def read_request(kind: type[Any], request: Request) -> Any:
     """The checked body of a request."""
     settings = request.app.state.server.settings
     content = await read_body(request, settings.max_body_bytes, settings.body_seconds)
-    return parse_request(kind, decode_json(content))
+    return parse_body(kind, content)
 
 
 async def find_model(request: Request, name: str) -> ServedModel:

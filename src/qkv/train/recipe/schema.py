@@ -102,9 +102,8 @@ class ModelSection:
     share_embeddings: bool = True  # seq2seq: one embedding for source and target
     tie_embeddings: bool = True  # causal_lm, masked_lm: the output matrix is the embedding matrix
     freeze: tuple[str, ...] = ()  # patterns of parameters that are not trained, such as "encoder.*"
-    lora_rank: Annotated[int, Limits(0, 2**16)] = (
-        0  # if above 0, train LoRA adapters of this rank (and a new head); freeze the rest
-    )
+    # if above 0, train LoRA adapters of this rank (and a new head); freeze the rest
+    lora_rank: Annotated[int, Limits(0, 2**16)] = 0
     lora_alpha: Positive = 16.0
     lora_targets: tuple[str, ...] = ("*.attention.*", "*.cross.*")  # patterns of the modules that get adapters
 

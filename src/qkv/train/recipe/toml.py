@@ -6,7 +6,7 @@ import tomllib
 from typing import Any
 
 from qkv.errors import UsageError, shorten
-from qkv.values import TOML, InvalidValue, Reader
+from qkv.values import TOML, Reader
 
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 MAX_KEY_PARTS = 32
@@ -67,15 +67,8 @@ def parse_value(text: str, expected: Any) -> Any:
     except ValueError:
         return text
     value = table["value"] if len(table) == 1 else text
-    return text if not _matches(value, expected) and _matches(text, expected) else value
-
-
-def _matches(value: Any, expected: Any) -> bool:
-    try:
-        Reader(TOML).read(expected, value)
-    except InvalidValue:
-        return False
-    return True
+    reader = Reader(TOML)
+    return text if not reader.accepts(expected, value) and reader.accepts(expected, text) else value
 
 
 def format_value(value: Any) -> str:
