@@ -16,6 +16,7 @@ from qkv.blocks.block import Block
 from qkv.blocks.parts import PARTS
 from qkv.blocks.position import Rotary
 from qkv.blocks.recurrent import RecurrentStack
+from qkv.cli import run_command
 from qkv.decode import GenerationOptions, generate
 from qkv.decode.backend import REFERENCE, choose_backend
 from qkv.inside.sites import list_sites
@@ -205,8 +206,6 @@ def test_a_stated_cost_counts_as_that_of_a_built_in_part() -> None:
 def test_info_counts_the_network_if_a_part_states_something_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from qkv.cli import app
-
     def wrong(config: Any, width: int) -> qkv.PartCost:
         return qkv.PartCost({"norms": 1}, 0)
 
@@ -214,13 +213,13 @@ def test_info_counts_the_network_if_a_part_states_something_else(
     config = config_with("scale")
     network = build(config)
     qkv.Model(config, network, None).save(tmp_path)
-    app(["info", str(tmp_path)], result_action="return_value")
+    assert run_command(["info", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     total = sum(parameter.numel() for parameter in network.parameters())
     assert f"{total:,}" in out
     assert re.search(rf"other +{5 * 16 - 5}\b", out)
     qkv.Model(config_with("near"), build(config_with("near")), None).save(tmp_path / "near")
-    app(["info", str(tmp_path / "near")], result_action="return_value")
+    assert run_command(["info", str(tmp_path / "near")]) == 0
     assert "unknown: position = 'near'" in capsys.readouterr().out
 
 

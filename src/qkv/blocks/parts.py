@@ -6,7 +6,7 @@
     norm          norm                  forward(x)                                        config, width
     position      position              see below                                         config
     block         block                 forward(x, mask, rotary, cache, source, tap)      config, cross, skip_norm
-                                        or a whole stack: forward as `Stack`              config, name, causal, cross
+                                        or a whole stack: the methods of `Stack`          config, name, causal, cross
 
 A position acts in one place: its vectors are added to the embedding, `forward(positions)`; it rotates queries and keys,
 `forward(positions, dtype, window)`, which returns an object with `rotate(x)`; or it is a bias of the scores,

@@ -6,7 +6,7 @@ B batch, T tokens, H heads, D head dim, C model width, F neurons of a layer
 import torch
 from torch import Tensor
 
-from qkv.blocks import RecurrentStack, Stack, Tap
+from qkv.blocks import Stack, Tap
 from qkv.inside.doctor.finding import Finding, failed, passed, skipped, warned
 from qkv.inside.doctor.learning import join_names
 from qkv.inside.doctor.subject import Subject, hidden_states
@@ -158,7 +158,7 @@ def check_gradient_scales(subject: Subject) -> Finding:
     loss.backward()
     sizes: dict[str, list[float]] = {}
     for stack in network.stacks.values():
-        for block in stack.layers if isinstance(stack, RecurrentStack) else stack.blocks:
+        for block in getattr(stack, "layers", None) or stack.blocks:  # recurrent layers, or blocks
             gradients = [p.grad.flatten() for p in block.parameters() if p.grad is not None]
             if gradients:
                 sizes.setdefault(stack.name, []).append(float(root_mean_square(torch.cat(gradients))))
