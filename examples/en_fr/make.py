@@ -46,8 +46,8 @@ from swapped import has_same_numbers, keeps_names
 
 import qkv
 from qkv.decode import GenerationOptions, generate
-from qkv.tasks.metrics.bleu import chrf, sacrebleu
 from qkv.tasks.metrics.bootstrap import confidence_intervals
+from qkv.tasks.metrics.translation import chrf, sacrebleu
 
 HERE = Path(__file__).parent
 TEACHERS = {

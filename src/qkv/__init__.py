@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from qkv.errors import QkvError, UsageError
+from qkv.lazy import lazy_names
 
 if TYPE_CHECKING:
     from qkv.api import Model, load, new, report, train
@@ -23,27 +24,20 @@ if TYPE_CHECKING:
     from qkv.search import Index, open_index
     from qkv.tasks.table import register_task
     from qkv.text import Tokenizer
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "api": "Model load new report",
+            "blocks": "HeadConfig PartCost RotaryScaling StackConfig Tap register_part",
+            "models": "Config build",
+            "search": "Index open_index",
+            "tasks.table": "register_task",
+            "text": "Tokenizer",
+        },
+    )
 
 __version__ = "0.1.0"
-
-_LAZY_MODULES = {
-    "Model": "qkv.api",
-    "load": "qkv.api",
-    "new": "qkv.api",
-    "report": "qkv.api",
-    "Config": "qkv.models",
-    "build": "qkv.models",
-    "Index": "qkv.search",
-    "open_index": "qkv.search",
-    "HeadConfig": "qkv.blocks",
-    "PartCost": "qkv.blocks",
-    "RotaryScaling": "qkv.blocks",
-    "StackConfig": "qkv.blocks",
-    "register_part": "qkv.blocks",
-    "Tap": "qkv.blocks",
-    "Tokenizer": "qkv.text",
-    "register_task": "qkv.tasks.table",
-}
 
 __all__ = [
     "Config",
@@ -89,12 +83,6 @@ class _CallableModule(ModuleType):
 
 
 import_module("qkv.train").__class__ = _CallableModule  # `qkv.train` is both the package and the function
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY_MODULES:
-        raise AttributeError(f"module 'qkv' has no attribute {name!r}")
-    return getattr(import_module(_LAZY_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

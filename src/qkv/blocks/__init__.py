@@ -14,47 +14,43 @@ kernels/      fast kernels                        checks/      checks of configs
 A config needs no torch. The other names import it when they are first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from qkv.blocks.config import AttentionKernel, HeadConfig, RotaryScaling, StackConfig
-from qkv.blocks.cost import PartCost
-from qkv.blocks.parts import register_part
+from qkv.lazy import lazy_names
 
 if TYPE_CHECKING:
     from qkv.blocks.cache import CrossCache, EncoderMemory, SelfCache
+    from qkv.blocks.config import AttentionKernel, HeadConfig, RotaryScaling, StackConfig
+    from qkv.blocks.cost import PartCost
     from qkv.blocks.embedding import Embedding
     from qkv.blocks.head import Head, pool
     from qkv.blocks.init import initialise
     from qkv.blocks.inputs import Inputs, Payload, as_inputs
     from qkv.blocks.kernels.prepared import KernelHints
     from qkv.blocks.mask import Mask, SequenceLayout, make_layout, positions_in_documents
+    from qkv.blocks.parts import register_part
     from qkv.blocks.recurrent import RecurrentCache, RecurrentStack
     from qkv.blocks.stack import Stack, make_stack
     from qkv.blocks.tap import Tap
-
-NEED_TORCH = {
-    "CrossCache": "qkv.blocks.cache",
-    "Embedding": "qkv.blocks.embedding",
-    "EncoderMemory": "qkv.blocks.cache",
-    "Head": "qkv.blocks.head",
-    "Inputs": "qkv.blocks.inputs",
-    "KernelHints": "qkv.blocks.kernels.prepared",
-    "Mask": "qkv.blocks.mask",
-    "Payload": "qkv.blocks.inputs",
-    "RecurrentCache": "qkv.blocks.recurrent",
-    "RecurrentStack": "qkv.blocks.recurrent",
-    "SelfCache": "qkv.blocks.cache",
-    "SequenceLayout": "qkv.blocks.mask",
-    "Stack": "qkv.blocks.stack",
-    "Tap": "qkv.blocks.tap",
-    "as_inputs": "qkv.blocks.inputs",
-    "initialise": "qkv.blocks.init",
-    "make_layout": "qkv.blocks.mask",
-    "make_stack": "qkv.blocks.stack",
-    "pool": "qkv.blocks.head",
-    "positions_in_documents": "qkv.blocks.mask",
-}
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "cache": "CrossCache EncoderMemory SelfCache",
+            "config": "AttentionKernel HeadConfig RotaryScaling StackConfig",
+            "cost": "PartCost",
+            "embedding": "Embedding",
+            "head": "Head pool",
+            "init": "initialise",
+            "inputs": "Inputs Payload as_inputs",
+            "kernels.prepared": "KernelHints",
+            "mask": "Mask SequenceLayout make_layout positions_in_documents",
+            "parts": "register_part",
+            "recurrent": "RecurrentCache RecurrentStack",
+            "stack": "Stack make_stack",
+            "tap": "Tap",
+        },
+    )
 
 __all__ = [
     "AttentionKernel",
@@ -84,9 +80,3 @@ __all__ = [
     "positions_in_documents",
     "register_part",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name in NEED_TORCH:
-        return getattr(import_module(NEED_TORCH[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

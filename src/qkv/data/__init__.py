@@ -17,25 +17,41 @@
 Only `load` imports torch. It is imported when `Batch` or `Loader` is first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from qkv.data.cache.examples import EncodedExamples, InMemoryExamples
-from qkv.data.cache.token_cache import TokenCache, token_cache
-from qkv.data.encode.chat import EncodeChat
-from qkv.data.encode.encoders import EncodeClass, EncodeText, find_classes
-from qkv.data.objectives import IGNORE_INDEX, Objective, SpecialTokenTemplate
-from qkv.data.problems import InvalidRecord, Problems
-from qkv.data.readers import DataFiles, read
-from qkv.data.records import FileLocation, Record
-from qkv.data.split import ValidationSplit
-from qkv.data.stream.sequences import SequenceStream
+from qkv.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from qkv.data.cache.examples import EncodedExamples, InMemoryExamples
+    from qkv.data.cache.token_cache import TokenCache, token_cache
+    from qkv.data.encode.chat import EncodeChat
+    from qkv.data.encode.encoders import EncodeClass, EncodeText, find_classes
     from qkv.data.load.batch import Batch
     from qkv.data.load.loader import Loader
-
-NEED_TORCH = {"Batch": "qkv.data.load.batch", "Loader": "qkv.data.load.loader"}
+    from qkv.data.objectives import IGNORE_INDEX, Objective, SpecialTokenTemplate
+    from qkv.data.problems import InvalidRecord, Problems
+    from qkv.data.readers import DataFiles, read
+    from qkv.data.records import FileLocation, Record
+    from qkv.data.split import ValidationSplit
+    from qkv.data.stream.sequences import SequenceStream
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "cache.examples": "EncodedExamples InMemoryExamples",
+            "cache.token_cache": "TokenCache token_cache",
+            "encode.chat": "EncodeChat",
+            "encode.encoders": "EncodeClass EncodeText find_classes",
+            "load.batch": "Batch",
+            "load.loader": "Loader",
+            "objectives": "IGNORE_INDEX Objective SpecialTokenTemplate",
+            "problems": "InvalidRecord Problems",
+            "readers": "DataFiles read",
+            "records": "FileLocation Record",
+            "split": "ValidationSplit",
+            "stream.sequences": "SequenceStream",
+        },
+    )
 
 __all__ = [
     "IGNORE_INDEX",
@@ -60,9 +76,3 @@ __all__ = [
     "read",
     "token_cache",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name in NEED_TORCH:
-        return getattr(import_module(NEED_TORCH[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

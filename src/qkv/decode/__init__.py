@@ -15,17 +15,39 @@ engine/        continuous batching over paged caches        speculative/   draft
 constrained/   regular expressions, JSON schemas, grammars
 """
 
-from qkv.decode.constrained.constraints import grammar, json_schema, regex
-from qkv.decode.cpu.quantize import WeightPrecision, quantize
-from qkv.decode.engine.engine import Engine
-from qkv.decode.engine.request import Request
+from typing import TYPE_CHECKING
+
 from qkv.decode.generate import generate, score
-from qkv.decode.options import Constraint, GenerationOptions
-from qkv.decode.result import GenerationResult, SearchCandidate, SearchStep, TokenLogprob
-from qkv.decode.selection import NonFiniteLogits
-from qkv.decode.sequence import OnText
-from qkv.decode.speculative.draft import Draft, DraftModel, PromptLookup
-from qkv.decode.speculative.speculate import SpeculativeResult
+from qkv.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from qkv.decode.constrained.constraints import grammar, json_schema, regex
+    from qkv.decode.cpu.quantize import WeightPrecision, quantize
+    from qkv.decode.engine.engine import Engine
+    from qkv.decode.engine.request import Request
+    from qkv.decode.options import Constraint, GenerationOptions
+    from qkv.decode.result import GenerationResult, SearchCandidate, SearchStep, TokenLogprob
+    from qkv.decode.selection import NonFiniteLogits
+    from qkv.decode.sequence import OnText
+    from qkv.decode.speculative.draft import Draft, DraftModel, PromptLookup
+    from qkv.decode.speculative.speculate import SpeculativeResult
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "constrained.constraints": "grammar json_schema regex",
+            "cpu.quantize": "WeightPrecision quantize",
+            "engine.engine": "Engine",
+            "engine.request": "Request",
+            "options": "Constraint GenerationOptions",
+            "result": "GenerationResult SearchCandidate SearchStep TokenLogprob",
+            "selection": "NonFiniteLogits",
+            "sequence": "OnText",
+            "speculative.draft": "Draft DraftModel PromptLookup",
+            "speculative.speculate": "SpeculativeResult",
+        },
+    )
+
 
 __all__ = [
     "Constraint",

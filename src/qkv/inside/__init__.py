@@ -16,51 +16,70 @@
 The sites have the names of `qkv.blocks.tap`. Recording leaves the fast attention kernels on.
 """
 
-from qkv.inside.attention import (
-    HeadSummary,
-    Rollout,
-    attention_pattern,
-    head_summaries,
-    rollout,
-    value_weighted_pattern,
-)
-from qkv.inside.attribution import ATTRIBUTION_SITES, Attribution, Component, logit_attribution
-from qkv.inside.autoencoder import (
-    AutoencoderOptions,
-    AutoencoderReport,
-    FeatureReport,
-    FeatureSummary,
-    SparseAutoencoder,
-    evaluate_autoencoder,
-    fit_autoencoder,
-    summarise_features,
-)
-from qkv.inside.edit_tap import Edit, EditTap, check_edits
-from qkv.inside.edits import (
-    change,
-    mean_ablate,
-    mean_values,
-    patch,
-    resample_ablate,
-    steer,
-    zero_ablate,
-)
-from qkv.inside.forward import encode_examples
-from qkv.inside.lens import LensReading, lens_logits, logit_lens
-from qkv.inside.neurons import UnitExamples, VocabularyEffect, direction_effect, top_examples, vocabulary_effect
-from qkv.inside.patching import (
-    PatchingResult,
-    activation_patching,
-    attribution_patching,
-    logit_difference,
-    token_logprob,
-)
+from typing import TYPE_CHECKING
+
 from qkv.inside.record import DEFAULT_SITES, MAX_TRACE_BYTES, trace, trace_many
-from qkv.inside.sites import list_sites
-from qkv.inside.tokens import TokenList
-from qkv.inside.trace import Trace
-from qkv.inside.trace_files import read_traces, write_traces
-from qkv.inside.tuned_lens import LensComparison, TunedLens, lens_sites, measure_lens, train_tuned_lens
+from qkv.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from qkv.inside.attention import (
+        HeadSummary,
+        Rollout,
+        attention_pattern,
+        head_summaries,
+        rollout,
+        value_weighted_pattern,
+    )
+    from qkv.inside.attribution import ATTRIBUTION_SITES, Attribution, Component, logit_attribution
+    from qkv.inside.autoencoder import (
+        AutoencoderOptions,
+        AutoencoderReport,
+        FeatureReport,
+        FeatureSummary,
+        SparseAutoencoder,
+        evaluate_autoencoder,
+        fit_autoencoder,
+        summarise_features,
+    )
+    from qkv.inside.edit_tap import Edit, EditTap, check_edits
+    from qkv.inside.edits import change, mean_ablate, mean_values, patch, resample_ablate, steer, zero_ablate
+    from qkv.inside.forward import encode_examples
+    from qkv.inside.lens import LensReading, lens_logits, logit_lens
+    from qkv.inside.neurons import UnitExamples, VocabularyEffect, direction_effect, top_examples, vocabulary_effect
+    from qkv.inside.patching import (
+        PatchingResult,
+        activation_patching,
+        attribution_patching,
+        logit_difference,
+        token_logprob,
+    )
+    from qkv.inside.sites import list_sites
+    from qkv.inside.tokens import TokenList
+    from qkv.inside.trace import Trace
+    from qkv.inside.trace_files import read_traces, write_traces
+    from qkv.inside.tuned_lens import LensComparison, TunedLens, lens_sites, measure_lens, train_tuned_lens
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "attention": "HeadSummary Rollout attention_pattern head_summaries rollout value_weighted_pattern",
+            "attribution": "ATTRIBUTION_SITES Attribution Component logit_attribution",
+            "autoencoder": "AutoencoderOptions AutoencoderReport FeatureReport FeatureSummary SparseAutoencoder "
+            "evaluate_autoencoder fit_autoencoder summarise_features",
+            "edit_tap": "Edit EditTap check_edits",
+            "edits": "change mean_ablate mean_values patch resample_ablate steer zero_ablate",
+            "forward": "encode_examples",
+            "lens": "LensReading lens_logits logit_lens",
+            "neurons": "UnitExamples VocabularyEffect direction_effect top_examples vocabulary_effect",
+            "patching": "PatchingResult activation_patching attribution_patching logit_difference token_logprob",
+            "sites": "list_sites",
+            "tokens": "TokenList",
+            "trace": "Trace",
+            "trace_files": "read_traces write_traces",
+            "tuned_lens": "LensComparison TunedLens lens_sites measure_lens train_tuned_lens",
+        },
+    )
+
 
 __all__ = [
     "ATTRIBUTION_SITES",

@@ -3,22 +3,18 @@
 Torch is imported when one of these names is first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from qkv.lazy import lazy_names
 
 if TYPE_CHECKING:
     from qkv.store.model_folder import StoredModel, read_model, write_model
-
-NEED_TORCH = {
-    "StoredModel": "qkv.store.model_folder",
-    "read_model": "qkv.store.model_folder",
-    "write_model": "qkv.store.model_folder",
-}
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "model_folder": "StoredModel read_model write_model",
+        },
+    )
 
 __all__ = ["StoredModel", "read_model", "write_model"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in NEED_TORCH:
-        return getattr(import_module(NEED_TORCH[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.tasks import metrics
-from qkv.tasks.metrics.bleu import transpose_references
 from qkv.tasks.metrics.text import edit_distance
+from qkv.tasks.metrics.translation import transpose_references
 
 words = st.lists(st.sampled_from(["the", "a", "cat", "dog", "sat", "ran", "on", "mat"]), min_size=1, max_size=12)
 texts = words.map(" ".join)
