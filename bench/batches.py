@@ -1,4 +1,4 @@
-"""Batches from the token cache: tokens per second of one process, and the fraction of padding.
+"""Batches from the token cache: tokens per second of one process, padding, and the rate of training steps with images.
 
     python bench/batches.py [--multi30k train.en train.de] [--seconds 2] [--json FILE]
 
@@ -14,25 +14,40 @@ import os
 import platform
 import tempfile
 import time
+from dataclasses import dataclass
+from itertools import islice, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor, nn
 
-from qkv.data import EncodeText, Objective, Problems, SequenceStream, TokenCache, read
+from qkv.blocks import HeadConfig, Payload, StackConfig
+from qkv.blocks.front_ends import FRONT_ENDS, FrontEndConfig, FrontEndKind
+from qkv.data import EncodeClass, EncodeText, Objective, Problems, SequenceStream, TokenCache, read
 from qkv.data.builtin import find_dataset
+from qkv.data.cache.writer import FieldStorage
+from qkv.data.encode.payloads import EncodePayloads
 from qkv.data.load.loader import Loader
 from qkv.data.objectives.causal_lm import CausalLMObjective
+from qkv.data.objectives.classification import ClassificationObjective
 from qkv.data.objectives.denoising import DenoisingObjective
 from qkv.data.objectives.masked_lm import MaskedLMObjective
 from qkv.data.objectives.seq2seq import EncodePair, Seq2SeqObjective
 from qkv.data.objectives.span_corruption import SpanCorruptionObjective
+from qkv.data.payloads import PayloadFormat
 from qkv.data.records import FileLocation, Record
 from qkv.data.stream.pack import group_by_length, pack
+from qkv.models import Config, build
 from qkv.text import Tokenizer
+from qkv.train.loss.training_module import TrainingModule
+from qkv.train.optim.optimizers import make_optimizer
+from qkv.train.parallel.world import World
+from qkv.train.recipe.schema import ObjectiveSection, TrainSection
+from qkv.train.step import Stepper
 
 SHARED = Path(os.environ.get("QKV_SHARED", Path(__file__).parents[2] / "shared")) / "data" / "multi30k"
 SPECIAL_TOKENS = ("pad", "bos", "eos", "mask", "sep", "cls")
@@ -67,6 +82,91 @@ def pairs(files: list[str] | None, folder: Path) -> tuple[TokenCache, Tokenizer,
     texts = [record.fields[side] for record in records[::2] for side in ("source", "target")]
     tokenizer = Tokenizer.train("byte-bpe", iter(texts), vocab_size=8192, special_tokens=SPECIAL_TOKENS)
     return TokenCache.build(records, EncodePair(tokenizer), folder / "pairs"), tokenizer, corpus
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchesConfig(FrontEndConfig):
+    """Patches of 16 × 16 pixels with 3 colours."""
+
+    kind: ClassVar[str] = "patches"
+    features: int = 768
+
+    def length(self, size: tuple[int, int]) -> int:
+        return size[0] * size[1]
+
+
+class Patches(nn.Module):
+    """One linear layer for each patch."""
+
+    def __init__(self, config: PatchesConfig, width: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(config.features, width)
+
+    def forward(self, payload: Payload) -> Tensor:
+        vectors: Tensor = self.project(payload.values.to(self.project.weight.dtype) / 255)
+        return vectors
+
+
+class PatchArrays(PayloadFormat):
+    """Images of 14 × 14 patches, which are mirrored at random."""
+
+    fingerprint = "patches"
+    dtype = "uint8"
+    storage = FieldStorage("uint8", (768,))
+
+    def store(self, value: Any) -> tuple[np.ndarray, tuple[int, int]]:
+        return value, (14, 14)
+
+    def decode(self, stored: np.ndarray, size: tuple[int, int], key: int) -> np.ndarray:
+        if not key % 2:
+            return stored
+        pixels = stored.reshape(*size, 16, 16, 3)[:, ::-1, :, ::-1]
+        return np.ascontiguousarray(pixels).reshape(-1, 768)
+
+
+def images(folder: Path, tokenizer: Tokenizer, count: int = 600) -> Objective:
+    """The classification of images with random pixels."""
+    random, format = np.random.default_rng(0), PatchArrays(PatchesConfig())
+    made = (
+        Record({"image": random.integers(0, 256, (196, 768), np.uint8), "label": str(n % 9)}, FileLocation("images", n))
+        for n in range(count)
+    )
+    labels = EncodeClass(tokenizer, None, label="label", classes=[str(n) for n in range(9)])
+    cache = TokenCache.build(made, EncodePayloads(labels, {"first": ("image", format)}), folder / "images")
+    return ClassificationObjective(cache, tokenizer, max_length=198, num_classes=9, first_format=format)
+
+
+def share_of_step_rate(objective: Objective, steps: int = 30) -> dict[str, Any]:
+    """The rate of training steps with batches from workers, as a fraction of the rate with one fixed batch."""
+    FRONT_ENDS.register("patches", FrontEndKind(PatchesConfig, Patches), replace=True)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    width, layers = (768, 12) if device.type == "cuda" else (192, 4)
+    size = {"width": width, "layers": layers, "heads": width // 64, "ffn_width": 4 * width}
+    stack = StackConfig(vocab_size=8192, max_positions=256, **size)
+    config = Config(encoder=stack, head=HeadConfig(kind="classify", outputs=9), front_ends=(PatchesConfig(),))
+    network = build(config, device=device)
+    section = TrainSection(device=device.type, compile="no")
+    module = TrainingModule(network, ObjectiveSection(kind="classification"))
+    optimizer = make_optimizer(list(network.named_parameters()), section)
+    stepper = Stepper(module, optimizer, section, World(device=device))
+    stream = SequenceStream(objective, batch_tokens=32_768 if device.type == "cuda" else 2_048)
+    loader = Loader(stream, num_workers=2 if device.type == "cuda" else 1)
+    batches = iter(loader)
+    fixed, rates = next(batches), {}
+    for name, source in (("warm-up", repeat(fixed)), ("fixed", repeat(fixed)), ("loader", batches)):
+        stepper.pop_loss()
+        begin = time.perf_counter()
+        for step, batch in enumerate(islice(source, steps)):
+            stepper(batch, step, 1e-4)
+        stepper.pop_loss()  # waits for the GPU
+        rates[name] = steps / (time.perf_counter() - begin)
+    loader.close()
+    return {
+        "steps/s": str(device),
+        "one fixed batch": rates["fixed"],
+        "from workers": rates["loader"],
+        "share %": 100 * rates["loader"] / rates["fixed"],
+    }
 
 
 def speed(name: str, objective: Objective, seconds: float, workers: int = 0, **choices: Any) -> dict[str, Any]:
@@ -172,6 +272,9 @@ def main() -> None:
             ("span_corruption", SpanCorruptionObjective(text, tokenizer, max_source_length=512), {}),
             ("denoising", DenoisingObjective(text, tokenizer, max_length=512), {}),
         ]
+        pictures = images(Path(temporary), tokenizer)
+        timed += [("images", pictures, {}), ("images", pictures, {"workers": 1})]
+        shares = [share_of_step_rate(pictures)]
         speeds = [speed(name, objective, arguments.seconds, **choices) for name, objective, choices in timed]
         paddings = [
             padding(corpus, Seq2SeqObjective(pair, pair_tokenizer, max_length=length)) for length in (256, 512, 1024)
@@ -187,10 +290,12 @@ def main() -> None:
     }
     console = Console(width=110)
     console.print(table("Batches from the cache, one process (and its workers)", speeds))
+    console.print(table("Training steps with images", shares))
     console.print(table("Padding", paddings))
     console.print(about)
     if arguments.json:
-        arguments.json.write_text(json.dumps({"about": about, "speed": speeds, "padding": paddings}, indent=2) + "\n")
+        found = {"about": about, "speed": speeds, "images": shares, "padding": paddings}
+        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

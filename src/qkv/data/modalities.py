@@ -11,6 +11,7 @@ from math import isfinite
 from typing import Any
 
 from qkv.data.labels import LABEL_TYPES, label_text
+from qkv.data.payloads import PayloadFormat
 from qkv.data.problems import InvalidRecord
 from qkv.data.records import Record
 from qkv.errors import suggest_name
@@ -34,6 +35,7 @@ class Modality:
 
     check: Callable[[Any], str]
     show: Callable[[Any], str]
+    payload: PayloadFormat | None = None  # how values that are not texts become vectors
 
 
 def must_be(expected: str, value: Any) -> str:

@@ -91,7 +91,8 @@ class Stepper:
         if isinstance(self.module, TrainingModule):
             batch = self.module.normalize_padding_flags(batch)
         micro_batches = batch.split(self.num_micro_batches)
-        if self._uses_cuda_graph(len(micro_batches)) and self._replay_graph(micro_batches[0], step, loss_weights):
+        can_use_graph = self._uses_cuda_graph(len(micro_batches)) and not batch.has_payloads
+        if can_use_graph and self._replay_graph(micro_batches[0], step, loss_weights):
             return
         total = self.loss.new_zeros(())
         for index, micro_batch in enumerate(micro_batches):

@@ -12,11 +12,14 @@ from qkv.data.problems import InvalidRecord, Problems
 from qkv.data.ragged import IntArray, ragged_index
 from qkv.errors import QkvError, UsageError, suggest_name
 
+PAYLOAD_DTYPES = (np.dtype(np.uint8), np.dtype(np.float16))
 MIN_TOKENS_TO_COPY = 64  # above this mean length, copying slices was measured to be faster than fancy indexing
 
 
 class EncodedExamples(ABC):
-    """Random access to encoded examples. Each example has one array for each field: int32, or float32 for scores.
+    """Random access to encoded examples. Each example has one array for each field.
+
+    Tokens are int32, and scores are float32. Payloads are uint8 or float16, one number or one row for each "token".
 
     For each field, a subclass sets `_tokens` (the tokens of all N examples, concatenated), `_offsets` (N + 1,) and
     `_lengths` (N,).
@@ -101,8 +104,11 @@ class InMemoryExamples(EncodedExamples):
         super().__init__(len(listed), fields or tuple(listed[0] if listed else ()))
         for field in self.fields:
             arrays = [np.atleast_1d(np.asarray(example[field])) for example in listed]
-            dtype = np.float32 if any(array.dtype.kind == "f" and len(array) for array in arrays) else np.int32
-            self._tokens[field] = np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype)
+            dtype = np.result_type(*(array.dtype for array in arrays if len(array)), np.uint8)
+            if dtype not in PAYLOAD_DTYPES:
+                dtype = np.dtype(np.float32 if dtype.kind == "f" else np.int32)
+            row_shape = arrays[0].shape[1:] if arrays else ()
+            self._tokens[field] = np.concatenate([np.zeros((0, *row_shape), dtype), *arrays]).astype(dtype)
             self._lengths[field] = np.fromiter(map(len, arrays), np.int64, len(arrays))
             self._offsets[field] = np.concatenate([[0], np.cumsum(self._lengths[field])])
 
@@ -147,8 +153,10 @@ def require_fields(examples: EncodedExamples, *fields: str) -> None:
         )
 
 
-def _output_dtype(tokens: np.ndarray) -> type[np.float32] | type[np.int32]:
-    return np.float32 if tokens.dtype.kind == "f" else np.int32
+def _output_dtype(tokens: np.ndarray) -> np.dtype[Any]:
+    if tokens.dtype in PAYLOAD_DTYPES:
+        return tokens.dtype
+    return np.dtype(np.float32 if tokens.dtype.kind == "f" else np.int32)
 
 
 def _gather_slices(tokens: np.ndarray, begin: IntArray, length: IntArray, offsets: IntArray) -> np.ndarray:
@@ -157,7 +165,7 @@ def _gather_slices(tokens: np.ndarray, begin: IntArray, length: IntArray, offset
         gathered: np.ndarray = tokens[ragged_index(begin, length)]
         return gathered.astype(_output_dtype(tokens), copy=False)
     # Copy slice by slice: an array of indices would need four times the memory of the tokens.
-    flat = np.empty(offsets[-1], _output_dtype(tokens))
+    flat = np.empty((offsets[-1], *tokens.shape[1:]), _output_dtype(tokens))
     for offset, start, count in zip(offsets.tolist(), begin.tolist(), length.tolist(), strict=False):
         flat[offset : offset + count] = tokens[start : start + count]
     return flat

@@ -57,7 +57,9 @@ class TokenCache(EncodedExamples):
         for name in self.fields:
             field = meta["fields"][name]
             offsets = field_file(folder, name, "offsets")
-            self._tokens[name] = _map_file(field_file(folder, name, "tokens"), field["dtype"], field["tokens"])
+            row_shape = tuple(field.get("row_shape", ()))
+            path = field_file(folder, name, "tokens")
+            self._tokens[name] = _map_file(path, field["dtype"], field["tokens"], row_shape)
             self._offsets[name] = _map_file(offsets, "int64", self._count + 1)
             self._lengths[name] = _map_file(field_file(folder, name, "lengths"), "int32", self._count)
             if self._offsets[name][0] != 0 or self._offsets[name][-1] != field["tokens"]:
@@ -215,15 +217,15 @@ def cache_name(content: str, fingerprint: str) -> str:
     return blake2b(json.dumps([CACHE_VERSION, content, fingerprint]).encode(), digest_size=12).hexdigest()
 
 
-def _map_file(path: Path, dtype: str, count: int) -> np.ndarray:
+def _map_file(path: Path, dtype: str, count: int, row_shape: tuple[int, ...] = ()) -> np.ndarray:
     """Memory-map a file as a read-only array, after checking its size."""
-    disk_dtype = np.dtype(DISK_DTYPES[dtype])
+    disk_dtype, shape = np.dtype(DISK_DTYPES[dtype]), (count, *row_shape)
     try:
-        size = path.stat().st_size
-        if size != count * disk_dtype.itemsize:
-            raise DamagedCache(f"{path} has {size:,} bytes, but should have {count * disk_dtype.itemsize:,}")
-        if count == 0:
-            return np.zeros(0, disk_dtype)
-        return np.memmap(path, disk_dtype, "r", shape=(count,)).view(np.ndarray)
+        size, expected = path.stat().st_size, int(np.prod(shape)) * disk_dtype.itemsize
+        if size != expected:
+            raise DamagedCache(f"{path} has {size:,} bytes, but should have {expected:,}")
+        if expected == 0:
+            return np.zeros(shape, disk_dtype)
+        return np.memmap(path, disk_dtype, "r", shape=shape).view(np.ndarray)
     except OSError as error:
         raise DamagedCache(f"{path} cannot be read: {describe_os_error(error)}") from None

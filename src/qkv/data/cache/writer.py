@@ -10,8 +10,9 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -25,7 +26,15 @@ FieldValues = Sequence[int] | np.ndarray | int | float
 EncodedRecord = Mapping[str, FieldValues] | InvalidRecord
 
 BATCH_RECORDS = 4096  # the maximum number of records in a batch
-BATCH_CHARACTERS = 2**20  # a batch ends once it has this number of characters
+BATCH_CHARACTERS = 2**20  # a batch ends once it has this number of characters, or bytes of files
+
+
+@dataclass(frozen=True)
+class FieldStorage:
+    """How a field that is not tokens is stored: bytes of files ("uint8"), or arrays with rows of a fixed shape."""
+
+    dtype: Literal["uint8", "float16"]
+    row_shape: tuple[int, ...] = ()
 
 
 class RecordEncoder(Protocol):
@@ -33,6 +42,9 @@ class RecordEncoder(Protocol):
 
     A result maps each of `fields` to a list of integers (the fastest), an array or one number. For a record that cannot
     be encoded, the result is an `InvalidRecord`. Several threads call the encoder concurrently.
+
+    An encoder of payloads also has the attribute `storage`, a mapping of fields to `FieldStorage`. The results for
+    these fields are arrays of this type.
     """
 
     fields: tuple[str, ...]  # the names of the encoded fields
@@ -53,7 +65,8 @@ def write_token_cache(
 
     Readers of files count the records in `problems.num_seen`. Records from other sources are counted here.
     """
-    writers = {name: _FieldWriter(folder, name) for name in encode.fields}
+    storage = getattr(encode, "storage", {})
+    writers = {name: make_writer(folder, name, storage.get(name)) for name in encode.fields}
     locations = _LocationWriter(folder)
     num_records = 0
     try:
@@ -120,7 +133,7 @@ def batch_records(records: Iterable[Record]) -> Iterator[list[Record]]:
         batch.append(record)
         for value in record.fields.values():
             # faster than `isinstance`, which would take half the time of this loop
-            size += len(value) if value.__class__ is str else 16
+            size += len(value) if value.__class__ in (str, bytes) else 16
         if size >= BATCH_CHARACTERS or len(batch) == BATCH_RECORDS:
             yield batch
             batch, size = [], 0
@@ -198,6 +211,41 @@ class _FieldWriter(_ArrayWriter):
         """Flush the files, and return the field's entry in `meta.json`."""
         self.flush()
         return {"dtype": self.dtype or "uint16", "tokens": self.num_tokens}
+
+
+class _RowWriter(_ArrayWriter):
+    """Writes the rows, offsets and lengths of a field with its own storage."""
+
+    def __init__(self, folder: Path, name: str, storage: FieldStorage):
+        super().__init__({part: field_file(folder, name, part) for part in ("tokens", "offsets", "lengths")})
+        self.name, self.storage = name, storage
+        self.num_rows = 0
+        self.write("offsets", np.zeros(1), "int64")
+
+    def add(self, values: list[Any]) -> None:
+        """Append the values of one batch: one array for each example."""
+        for value in values:
+            if value.dtype != self.storage.dtype or value.shape[1:] != self.storage.row_shape:
+                raise QkvError(
+                    f"the encoded field {self.name!r} has an array of {value.dtype} with rows of shape "
+                    f"{value.shape[1:]}; the encoder must return {self.storage.dtype} and {self.storage.row_shape}"
+                )
+            self.write("tokens", value, self.storage.dtype)
+        lengths = np.fromiter(map(len, values), np.int64, len(values))
+        ends = self.num_rows + np.cumsum(lengths)
+        self.write("offsets", ends, "int64")
+        self.write("lengths", lengths, "int32")
+        self.num_rows += int(lengths.sum())
+
+    def finish(self) -> dict[str, Any]:
+        """Flush the files, and return the field's entry in `meta.json`."""
+        self.flush()
+        return {"dtype": self.storage.dtype, "tokens": self.num_rows, "row_shape": list(self.storage.row_shape)}
+
+
+def make_writer(folder: Path, name: str, storage: FieldStorage | None) -> _FieldWriter | _RowWriter:
+    """The writer of a field: of tokens, or of arrays with a storage of their own."""
+    return _FieldWriter(folder, name) if storage is None else _RowWriter(folder, name, storage)
 
 
 class _LocationWriter(_ArrayWriter):

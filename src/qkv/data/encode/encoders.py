@@ -108,7 +108,7 @@ class EncodeClass(EncodeTexts):
     def __init__(
         self,
         tokenizer: Tokenizer,
-        first: str = "text",
+        first: str | None = "text",
         second: str | None = None,
         *,
         label: str | None = None,
@@ -118,7 +118,7 @@ class EncodeClass(EncodeTexts):
         max_score: float = 1.0,
         out_of_scope: str = "",
     ):
-        fields = {"first": first, "second": second} if second else {"first": first}
+        fields = {name: field for name, field in (("first", first), ("second", second)) if field}
         choices = [*(["multi_label"] if multi_label else []), *([max_score] if max_score != 1 else [])]
         choices += [out_of_scope] if out_of_scope else []
         super().__init__("class", tokenizer, fields, first, second, label, classes, score, *choices)

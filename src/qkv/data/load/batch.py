@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qkv.blocks.inputs import Inputs, Payload
 from qkv.data.objectives.base import TOKEN_LABELS, Label
-from qkv.data.stream.collate import EXAMPLE_ARRAYS, BatchArrays
+from qkv.data.stream.collate import EXAMPLE_ARRAYS, PAYLOAD_PARTS, BatchArrays, payload_array
 from qkv.data.stream.sequences import SequenceStream
 
 KERNEL_BLOCK_TOKENS = 128
@@ -48,22 +48,31 @@ class Batch:
     @classmethod
     def from_arrays(cls, arrays: BatchArrays, stream: SequenceStream, epoch: int) -> "Batch":
         """A batch from the arrays that `collate` made."""
-        tensors = {
+
+        def make_tensor(name: str) -> Tensor:
+            values = arrays[name]
+            wide = {"f": "float32", "i": "int64"}
             # a copy, because workers reuse their memory
-            name: torch.from_numpy(values.astype(np.float32 if values.dtype.kind == "f" else np.int64))
-            for name, values in arrays.items()
-            if not name.startswith("example_")
-        }
+            return torch.from_numpy(values.astype(wide.get(values.dtype.kind, values.dtype.name)))
 
         def make_inputs(prefix: str, source: Inputs | None = None) -> Inputs:
+            slots = [slot for slot in stream.payloads if slot.is_source == bool(prefix)]
+            payloads = {
+                slot.format.kind: Payload(*(make_tensor(payload_array(slot, part)) for part in PAYLOAD_PARTS))
+                for slot in slots
+            }
+            has_types = f"{prefix}token_type_ids" in arrays
+            positions = arrays[f"{prefix}positions"]
             return Inputs(
-                tensors[f"{prefix}ids"],
-                document_ids=tensors[f"{prefix}document_ids"],
-                positions=tensors[f"{prefix}positions"],
-                token_type_ids=tensors.get(f"{prefix}token_type_ids"),
+                make_tensor(f"{prefix}ids"),
+                document_ids=make_tensor(f"{prefix}document_ids"),
+                positions=make_tensor(f"{prefix}positions"),
+                token_type_ids=make_tensor(f"{prefix}token_type_ids") if has_types else None,
+                payloads=payloads,
                 source=source,
                 max_documents=stream.max_documents,
-                max_document_length=rounded_max_length(arrays[f"{prefix}positions"]),
+                # Placeholders of a payload may share their position, so positions are less than the length.
+                max_document_length=positions.shape[1] if payloads else rounded_max_length(positions),
             )
 
         tokens = np.count_nonzero(arrays["document_ids"], axis=1)
@@ -81,7 +90,7 @@ class Batch:
         return cls(
             objective=stream.objective,
             inputs=make_inputs("", make_inputs("source_") if has_source else None),
-            labels={label.name: tensors[f"labels.{label.name}"] for label in stream.labels},
+            labels={label.name: make_tensor(f"labels.{label.name}") for label in stream.labels},
             declared=stream.labels,
             epoch=epoch,
             one_document_each=one_each,
@@ -107,6 +116,11 @@ class Batch:
     def has_document_labels(self) -> bool:
         """Whether documents have labels, such as a class."""
         return any(label.per == "document" for label in self.declared)
+
+    @property
+    def has_payloads(self) -> bool:
+        """Whether a sequence can have payloads, whose number differs between batches."""
+        return any(side is not None and side.payloads for side in (self.inputs, self.inputs.source))
 
     @property
     def examples(self) -> list[list[int]]:

@@ -12,8 +12,11 @@ The number of workers and of processes may differ.
 from collections.abc import Iterator
 from itertools import islice
 
+import numpy as np
+
 from qkv.data.load.batch import Batch
 from qkv.data.load.workers import WorkerPool, WorkerResult
+from qkv.data.payloads import PayloadSlot
 from qkv.data.stream.collate import collate
 from qkv.data.stream.sequences import FIRST_CURSOR, SequenceStream, StreamCursor
 from qkv.errors import QkvError, UsageError
@@ -131,4 +134,11 @@ def max_batch_bytes(stream: SequenceStream, world_size: int) -> int:
         examples = stream.max_documents * (stream.sequences_per_batch // world_size + 1)
     else:
         examples = positions
-    return 4 * (widths["token"] * positions + widths["document"] * examples) + 2**16
+    payloads = sum(max_payload_bytes(slot, positions) for slot in stream.payloads)
+    return 4 * (widths["token"] * positions + widths["document"] * examples) + payloads + 2**16
+
+
+def max_payload_bytes(slot: PayloadSlot, positions: int) -> int:
+    """An upper bound on the bytes of payloads with one vector for each placeholder. Others may be sent in a pipe."""
+    vector = slot.format.width * np.dtype(slot.format.dtype).itemsize
+    return positions * (vector + 4 * 8)

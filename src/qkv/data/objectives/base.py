@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from qkv.data.cache.examples import EncodedExamples, require_fields
+from qkv.data.payloads import FlatPayloads, PayloadSlot
 from qkv.data.ragged import IntArray
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError, UsageError, suggest_name
@@ -69,6 +70,8 @@ class FlatExamples:
     token_type_ids: IntArray | None = None  # (sum of lengths,) 0 for the first text, 1 for the second in BERT
     source_lengths: IntArray | None = None  # (n,)
     source_ids: IntArray | None = None  # (sum of source_lengths,)
+    positions: IntArray | None = None  # (sum of lengths,); None: 0, 1, 2, … in each example
+    payloads: Sequence[FlatPayloads] = ()  # one for each slot that the objective declares
 
 
 @dataclass
@@ -113,6 +116,7 @@ class Objective(ABC):
     max_lengths: tuple[int, ...]  # the maximum length: (max_length,), or (max_length, max_source_length)
     labels: tuple[Label, ...] = (TOKEN_LABELS,)  # what the examples are labelled with; empty: each example counts
     has_token_types: bool = False
+    payloads: tuple[PayloadSlot, ...] = ()  # payloads in the sequences
     counts: ExampleCounts
 
     def __init__(self, examples: EncodedExamples, tokenizer: Tokenizer, *fields: str):

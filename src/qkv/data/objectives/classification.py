@@ -8,11 +8,13 @@ import numpy as np
 from qkv.data.cache.examples import EncodedExamples
 from qkv.data.cache.writer import RecordEncoder
 from qkv.data.encode.encoders import EncodeClass
+from qkv.data.encode.payloads import EncodePayloads
 from qkv.data.objectives.base import IGNORE_INDEX, FlatExamples, Label, TooLongPolicy, check_length
 from qkv.data.objectives.loss import ForwardPass, LossSums
 from qkv.data.objectives.record_objective import RecordObjective
 from qkv.data.objectives.table import WHOLE, ObjectiveSetup, ObjectiveSpec, RecordField, bert_tokens
 from qkv.data.objectives.template import SpecialTokenTemplate
+from qkv.data.payloads import PayloadField, PayloadFormat, PayloadSlot
 from qkv.data.ragged import IntArray
 from qkv.data.stream.random_bits import EpochRng
 from qkv.text import Tokenizer
@@ -27,7 +29,8 @@ TARGETS = {"score": "scores", "labels": "label_sets", "label": "classes"}
 class ClassificationObjective(RecordObjective):
     """Records with the fields `first`, optionally `second`, and `label`, `labels` (of `num_classes`) or `score`.
 
-    If two texts together are too long, the longer one is truncated first.
+    If two texts together are too long, the longer one is truncated first. With `first_format`, `first` is a payload,
+    such as an image, which is never truncated.
     """
 
     name = "classification"
@@ -40,10 +43,13 @@ class ClassificationObjective(RecordObjective):
         max_length: int,
         too_long: TooLongPolicy = "error",
         num_classes: int = 0,
+        first_format: PayloadFormat | None = None,
     ):
         self.target_field = next((name for name in TARGETS if name in examples.fields), "label")
         self.num_classes = num_classes
         super().__init__(examples, tokenizer, "first", self.target_field)
+        self.first_payloads = None if first_format is None else PayloadField(examples, "first", first_format)
+        self.payloads = () if first_format is None else (PayloadSlot(first_format),)
         self.is_pair = "second" in examples.fields
         self.too_long = too_long
         self.template = SpecialTokenTemplate.from_tokenizer(tokenizer)
@@ -51,6 +57,8 @@ class ClassificationObjective(RecordObjective):
         check_length("max_length", max_length, self.num_special_tokens + 2)
         self.max_lengths = (max_length,)
         self.has_token_types = self.is_pair
+        if self.first_payloads is not None:
+            self.first_payloads.check_lengths("max_length", max_length, too_long, self.num_special_tokens)
         self.labels = (make_label(TARGETS[self.target_field], num_classes),)
         self.count_records()
 
@@ -63,8 +71,13 @@ class ClassificationObjective(RecordObjective):
     def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
         """Texts, or pairs with token types, and their classes or scores."""
         one, two = self._text_lengths(examples)
-        one, two = truncate_pair(one, two, self.max_lengths[0] - self._special_counts(two))
-        first = self.gather_first("first", examples, one)
+        room, payloads = self.max_lengths[0] - self._special_counts(two), self.first_payloads
+        if payloads is None:
+            one, two = truncate_pair(one, two, room)
+            first = self.gather_first("first", examples, one)
+        else:
+            two = np.minimum(two, room - one)
+            first = payloads.placeholders(examples, self.pad_token_id)
         second = self.gather_first("second", examples, two) if self.is_pair else None
         ids, lengths = self.template.add_special_tokens(first, second)
         target, offsets = self.examples.gather(self.target_field, examples)
@@ -77,6 +90,7 @@ class ClassificationObjective(RecordObjective):
             ids,
             token_type_ids=self.template.token_type_ids(one, two) if self.is_pair else None,
             labels={TARGETS[self.target_field]: target},
+            payloads=[] if payloads is None else [payloads.read(examples, rng, lengths, len(self.template.prefix))],
         )
 
     def describe_labels(
@@ -92,7 +106,8 @@ class ClassificationObjective(RecordObjective):
 
     def _text_lengths(self, examples: IntArray | slice) -> tuple[IntArray, IntArray]:
         """The lengths of both texts; the second length is 0 if there is only one text."""
-        one = self.field_lengths("first", examples)
+        payloads = self.first_payloads
+        one = self.field_lengths("first", examples) if payloads is None else payloads.lengths[examples]
         return one, self.field_lengths("second", examples) if self.is_pair else np.zeros_like(one)
 
     def _special_counts(self, two: IntArray) -> IntArray:
@@ -142,12 +157,14 @@ def class_loss(run: ForwardPass) -> LossSums:
 
 def make_encoder(setup: ObjectiveSetup) -> RecordEncoder:
     """The encoder of one or two texts with a class or a score."""
+    first = None if "text" in setup.payloads else "text"
     second = "second" if "second" in setup.fields else None
-    if "score" in setup.fields:
-        return EncodeClass(setup.tokenizer, "text", second, score="score")
-    labels: dict[str, Any] = {"classes": setup.classes, "multi_label": setup.multi_label}
-    out_of_scope = setup.options.out_of_scope
-    return EncodeClass(setup.tokenizer, "text", second, label="label", out_of_scope=out_of_scope, **labels)
+    labels: dict[str, Any] = {"score": "score"}
+    if "score" not in setup.fields:
+        labels = {"label": "label", "classes": setup.classes, "multi_label": setup.multi_label}
+        labels["out_of_scope"] = setup.options.out_of_scope
+    encode = EncodeClass(setup.tokenizer, first, second, **labels)
+    return encode if first else EncodePayloads(encode, {"first": ("text", setup.payloads["text"])})
 
 
 TEXT_COLUMNS = (
@@ -179,8 +196,13 @@ SPEC = ObjectiveSpec(
     options=("label_smoothing", "out_of_scope"),
     make_encoder=make_encoder,
     make_examples=lambda setup, encoded: ClassificationObjective(
-        encoded, setup.tokenizer, **setup.sequence_kwargs, num_classes=len(setup.classes)
+        encoded,
+        setup.tokenizer,
+        **setup.sequence_kwargs,
+        num_classes=len(setup.classes),
+        first_format=setup.payloads.get("text"),
     ),
+    reads_payloads=True,
     loss=class_loss,
     labels=labels_for_head,
     task="classify",

@@ -6,11 +6,14 @@ Teacher forcing: the decoder reads the decoder start token and the target, and p
 import numpy as np
 
 from qkv.data.cache.examples import EncodedExamples
+from qkv.data.cache.writer import RecordEncoder
 from qkv.data.encode.encoders import EncodeTexts
+from qkv.data.encode.payloads import EncodePayloads
 from qkv.data.objectives.base import FlatExamples, TooLongPolicy, check_length, require_token
 from qkv.data.objectives.record_objective import RecordObjective
 from qkv.data.objectives.table import ObjectiveSetup, ObjectiveSpec, RecordField, RequiredTokens
 from qkv.data.objectives.template import SpecialTokenTemplate
+from qkv.data.payloads import PayloadField, PayloadFormat, PayloadSlot
 from qkv.data.ragged import IntArray, ragged_index, ragged_join, ragged_starts
 from qkv.data.stream.random_bits import EpochRng
 from qkv.text import Tokenizer
@@ -42,7 +45,8 @@ class Seq2SeqObjective(RecordObjective):
     The default of `max_source_length` is chosen so that source and target sequences fill up at the same rate.
 
     A truncated target has no EOS, so the model does not learn to stop there. `tokenizer` is for the target.
-    If the source has another one, pass `source_template=SpecialTokenTemplate.eos_only(source_tokenizer)`.
+    If the source has another one, pass `source_template=SpecialTokenTemplate.eos_only(source_tokenizer)`. With
+    `source_format`, the sources are payloads, such as images.
     """
 
     name = "seq2seq"
@@ -57,8 +61,11 @@ class Seq2SeqObjective(RecordObjective):
         too_long: TooLongPolicy = "error",
         source_template: SpecialTokenTemplate | None = None,
         decoder_start_token_id: int | None = None,
+        source_format: PayloadFormat | None = None,
     ):
         super().__init__(examples, tokenizer, "source", "target")
+        self.source_payloads = None if source_format is None else PayloadField(examples, "source", source_format)
+        self.payloads = () if source_format is None else (PayloadSlot(source_format, is_source=True),)
         self.too_long = too_long
         self.source_template = source_template or SpecialTokenTemplate.eos_only(tokenizer)
         self.decoder_start_token_id = find_decoder_start(tokenizer, decoder_start_token_id)
@@ -69,27 +76,43 @@ class Seq2SeqObjective(RecordObjective):
         check_length("max_source_length", max_source_length, self.source_template.num_special_tokens() + 1)
         self.max_lengths = (max_length, max_source_length)
         self.num_special_tokens = 1 + self.source_template.num_special_tokens()
+        if self.source_payloads is not None:
+            self.source_payloads.check_lengths(
+                "max_source_length", max_source_length, self.too_long, self.num_special_tokens - 1
+            )
         self.count_records()
 
     def required_lengths(self, examples: IntArray | slice) -> IntArray:
         """The lengths of target and source with special tokens: (n, 2)."""
         target = self.field_lengths("target", examples) + 1
-        source = self.field_lengths("source", examples) + self.source_template.num_special_tokens()
-        return np.stack([target, source], axis=1)
+        payloads = self.source_payloads
+        source = self.field_lengths("source", examples) if payloads is None else payloads.lengths[examples]
+        return np.stack([target, source + self.source_template.num_special_tokens()], axis=1)
 
     def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
         """Sources, and targets for teacher forcing."""
         max_length, max_source_length = self.max_lengths
         target = np.minimum(self.field_lengths("target", examples), max_length)
-        max_source = max_source_length - self.source_template.num_special_tokens()
-        source = np.minimum(self.field_lengths("source", examples), max_source)
         ids, labels, lengths = shift_right(
             *self.gather_first("target", examples, target), self.decoder_start_token_id, self.eos_token_id, max_length
         )
-        source_ids, source_lengths = self.source_template.add_special_tokens(
-            self.gather_first("source", examples, source)
+        template, payloads = self.source_template, self.source_payloads
+        if payloads is None:
+            max_source = max_source_length - template.num_special_tokens()
+            source = np.minimum(self.field_lengths("source", examples), max_source)
+            texts = self.gather_first("source", examples, source)
+        else:
+            texts = payloads.placeholders(examples, self.pad_token_id)
+        source_ids, source_lengths = template.add_special_tokens(texts)
+        first = len(template.prefix)
+        return FlatExamples(
+            lengths,
+            ids,
+            {"tokens": labels},
+            source_lengths=source_lengths,
+            source_ids=source_ids,
+            payloads=[] if payloads is None else [payloads.read(examples, rng, source_lengths, first)],
         )
-        return FlatExamples(lengths, ids, {"tokens": labels}, source_lengths=source_lengths, source_ids=source_ids)
 
 
 def shift_right(
@@ -126,6 +149,14 @@ def proportional_source_length(max_length: int, lengths: IntArray, multiple: int
     return max(multiple, int(np.ceil(max_length * source / max(target, 1.0) / multiple)) * multiple)
 
 
+def make_encoder(setup: ObjectiveSetup) -> RecordEncoder:
+    """The encoder of pairs of texts, or of payloads and texts."""
+    if "source" not in setup.payloads:
+        return EncodePair(setup.tokenizer.target, source_tokenizer=setup.tokenizer)
+    texts = EncodeTexts("target", setup.tokenizer.target, {"target": "target"})
+    return EncodePayloads(texts, {"source": ("source", setup.payloads["source"])})
+
+
 def make_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> Seq2SeqObjective:
     """Pairs of source and target. Sources get the special tokens that the tokenizer adds at inference."""
     return Seq2SeqObjective(
@@ -135,6 +166,7 @@ def make_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> Seq2SeqObj
         max_source_length=setup.max_source_length,
         source_template=SpecialTokenTemplate.for_source(setup.tokenizer),
         decoder_start_token_id=setup.decoder_start_token_id,
+        source_format=setup.payloads.get("source"),
     )
 
 
@@ -159,7 +191,8 @@ SPEC = ObjectiveSpec(
     required_tokens=lambda options: RequiredTokens(("pad", "bos", "eos"), "eos"),
     too_long_policies=("skip", "truncate", "error"),
     options=("label_smoothing",),
-    make_encoder=lambda setup: EncodePair(setup.tokenizer.target, source_tokenizer=setup.tokenizer),
+    reads_payloads=True,
+    make_encoder=make_encoder,
     make_examples=make_examples,
     task="text_to_text",
     metrics={

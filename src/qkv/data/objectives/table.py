@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from qkv.data.cache.examples import EncodedExamples
 from qkv.data.cache.writer import RecordEncoder
+from qkv.data.modalities import MODALITIES
 from qkv.data.objectives.base import TOKEN_LABELS, Label, Objective, TooLongPolicy
 from qkv.data.objectives.loss import ForwardPass, LossSums, token_loss
+from qkv.data.payloads import PayloadFormat
 from qkv.data.text_lists import ListMeaning
+from qkv.errors import UsageError
 from qkv.tables import OpenTable
 from qkv.text import Tokenizer
 
@@ -57,6 +60,7 @@ class ObjectiveSetup:
     too_long: TooLongPolicy = "error"
     decoder_start_token_id: int | None = None  # None: chosen by the tokenizer
     max_score: float = 1.0  # scores are divided by this number
+    payloads: Mapping[str, PayloadFormat] = field(default_factory=dict)  # by the field of the records
 
     @property
     def sequence_kwargs(self) -> dict[str, Any]:
@@ -98,6 +102,7 @@ class ObjectiveSpec:
     group_by: str = ""  # records with equal values of this field stay on the same side of a validation split
     class_field: str = ""  # the field whose values are the classes of the head
     pair_field: str = ""  # if records have this field, a sequence holds two texts and needs token types
+    reads_payloads: bool = False  # whether fields of the records can be payloads
     next_sentence_classes: int = 0  # number of classes of the extra next-sentence classifier (BERT)
 
     @property
@@ -139,6 +144,15 @@ OBJECTIVES = OpenTable[ObjectiveSpec]("objective", lazy={name: f"qkv.data.object
 def register_objective(spec: ObjectiveSpec, *, replace: bool = False) -> ObjectiveSpec:
     """Add an objective from outside qkv to the table. `replace` allows the name of one that was added before."""
     return OBJECTIVES.register(spec.name, spec, replace=replace)
+
+
+def payload_formats(spec: ObjectiveSpec) -> dict[str, PayloadFormat]:
+    """The fields of an objective's records that are payloads, by the table of modalities."""
+    found = {one.name: MODALITIES.find(one.modality, f"the modality of {one.name}").payload for one in spec.fields}
+    formats = {name: format for name, format in found.items() if format is not None}
+    if formats and not spec.reads_payloads:
+        raise UsageError(f"{spec.name} reads only texts, but its field {next(iter(formats))!r} is a payload")
+    return formats
 
 
 def find_objective(head: "HeadConfig", family: str) -> ObjectiveSpec | None:

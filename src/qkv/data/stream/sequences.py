@@ -110,6 +110,7 @@ class SequenceStream:
         self.objective = self.objectives[0].name
         self.labels = self.objectives[0].labels
         self.has_token_types = self.objectives[0].has_token_types
+        self.payloads = self.objectives[0].payloads
         self.pad_token_id = self.objectives[0].pad_token_id
         self.layout = layout
         self.seed = seed
@@ -312,5 +313,7 @@ def check_datasets(datasets: Mapping[str, Objective]) -> None:
 
 def describe_arrays(objective: Objective) -> str:
     """The objective and the arrays that it adds to a batch, such as "classification: classes, token types"."""
-    labels = [f"{label.name} ({label.width})" if label.width else label.name for label in objective.labels]
-    return f"{objective.name}: {', '.join(labels + ['token types'] * objective.has_token_types)}"
+    arrays = [f"{label.name} ({label.width})" if label.width else label.name for label in objective.labels]
+    arrays += ["token types"] * objective.has_token_types
+    arrays += [f"{slot.format.kind} ({'source' if slot.is_source else 'target'})" for slot in objective.payloads]
+    return f"{objective.name}: {', '.join(arrays)}"

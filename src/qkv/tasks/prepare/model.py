@@ -8,6 +8,7 @@ import torch
 
 from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
 from qkv.blocks.checks.config import RECURRENT_FIELDS
+from qkv.blocks.front_ends import FrontEndConfig
 from qkv.blocks.parts import PARTS
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.errors import QkvError, UsageError, suggest_name
@@ -50,6 +51,7 @@ class ModelRequirements:
     multi_label: bool = False  # classification: a text may have several labels
     has_text_pairs: bool = False  # an example has two texts, which token types distinguish
     max_length: int = 512  # tokens of the longest sequence, and the number of positions of a new stack
+    front_ends: tuple[FrontEndConfig, ...] = ()  # of the payloads in the records
 
     def tokenizer_for(self, side: str, family: str) -> Tokenizer:
         """The tokenizer of a stack: the decoder of an encoder-decoder uses the target tokenizer."""
@@ -93,6 +95,7 @@ def build_config(recipe: Recipe, requirements: ModelRequirements) -> Config:
     values = {
         **stacks,
         "head": build_head_config(recipe, requirements, stack, family, base.head if base else None),
+        "front_ends": requirements.front_ends,
         "share_embeddings": family == "seq2seq" and shares and same_tokenizer,
         "architecture": base.architecture if base else "",
         **special_ids(requirements.tokenizer, family),
@@ -270,6 +273,8 @@ def build_head_config(
         "tag": {"bias": True, "dropout": dropout},
         "span": {"outputs": 2, "bias": True},
         "embed": {"pool": "mean", "normalize": True},
+        "ctc": {"outputs": requirements.tokenizer.target.vocab_size + 1, "bias": True},  # and the blank
+        "frames": {"outputs": sum(one.features for one in requirements.front_ends), "bias": True},
     }
     values = {"kind": kind, "next_sentence_classes": spec.next_sentence_classes, **defaults[kind]}
     if base is not None and base.kind == kind:
@@ -328,6 +333,12 @@ def _checkpoint_config(recipe: Recipe, requirements: ModelRequirements) -> Confi
     ids = special_ids(requirements.tokenizer, found.family)
     # An id may be 0, so the test is for None.
     missing = {name: value for name, value in ids.items() if getattr(found, name) in (None, ())}
+    for front_end in requirements.front_ends:
+        if front_end not in found.front_ends:
+            raise UsageError(
+                f"{section.from_} has no front end {front_end.kind!r} with the config {front_end}, which the data "
+                "needs; start from a model that has it, or train a new model"
+            )
     return replace(found, **stacks, head=head, **missing)
 
 

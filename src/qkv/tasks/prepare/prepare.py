@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from qkv.data import EncodedExamples, Objective, Problems, Record, SequenceStream, SpecialTokenTemplate, find_classes
-from qkv.data.objectives.table import OBJECTIVES, ObjectiveSetup
+from qkv.data.objectives.table import OBJECTIVES, ObjectiveSetup, payload_formats
 from qkv.data.problems import TooManyProblems
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError, UsageError
@@ -126,6 +126,7 @@ def _prepare(
         tokenizer.config["chat_template"] = DEFAULT_TEMPLATE
     classes, multi_label = _find_classes(recipe, train_sources, fields)
 
+    payloads = payload_formats(spec)
     # The config depends only on the fields of the records, so it is checked before they are tokenised.
     requirements = ModelRequirements(
         tokenizer,
@@ -134,6 +135,7 @@ def _prepare(
         multi_label=multi_label,
         has_text_pairs=spec.pair_field in fields,
         max_length=max(data.max_length, data.max_source_length),
+        front_ends=tuple({format.kind: format.front_end for format in payloads.values()}.values()),
     )
     config = name_task(build_config(recipe, requirements), recipe.objective.kind)
     check_fixed_memory(recipe, config, free_memory)
@@ -157,6 +159,7 @@ def _prepare(
         too_long=data.too_long or spec.too_long_policies[0],
         decoder_start_token_id=config.decoder_start_token_id,
         max_score=data.max_score,
+        payloads=payloads,
     )
     reader = _ExampleReader(recipe, setup, config, root, progress)
     problems = Problems(data.max_invalid_fraction)

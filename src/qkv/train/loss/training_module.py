@@ -138,7 +138,7 @@ class TrainingModule(nn.Module):
 
         Under a causal mask, right-padding is harmless: no real token attends to it, and its outputs are ignored.
         """
-        if batch.token_labels is None or batch.has_document_labels:
+        if batch.token_labels is None or batch.has_document_labels or batch.inputs.payloads:
             return False
         if batch.inputs.ids.shape[1] > self.network.config.stack.max_positions:
             return False

@@ -1,0 +1,113 @@
+"""Payloads: inputs that are not token ids, such as images and sounds, on their way from records to batches.
+
+A payload occupies placeholder tokens in a sequence; a front end of the network computes their vectors. The token cache
+stores payloads as they are in the data: the bytes of a file, or an array. They are decoded when a batch is built. The
+config of the front end computes their lengths from their sizes, so batches are planned without decoding.
+
+N examples, k payloads, n vectors of F numbers, m placeholders
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qkv.blocks.front_ends import FrontEndConfig
+from qkv.data.cache.examples import EncodedExamples, require_fields
+from qkv.data.cache.writer import FieldStorage
+from qkv.data.ragged import IntArray, Ragged, ragged_index, ragged_starts
+from qkv.data.stream.random_bits import EpochRng
+from qkv.errors import UsageError
+
+
+class PayloadFormat(ABC):
+    """How the payloads of a front end are stored and decoded. A subclass sets the attributes that are declared here."""
+
+    fingerprint: str  # changes whenever `store` returns something else for the same value
+    dtype: str = "float32"  # of the decoded vectors
+    storage: FieldStorage = FieldStorage("uint8")  # of the values that `store` returns
+
+    def __init__(self, front_end: FrontEndConfig) -> None:
+        self.front_end = front_end
+
+    @property
+    def kind(self) -> str:
+        """The name of the front end."""
+        return self.front_end.kind
+
+    @property
+    def width(self) -> int:
+        """F, the numbers of each vector."""
+        return self.front_end.features
+
+    @abstractmethod
+    def store(self, value: Any) -> tuple[np.ndarray, tuple[int, int]]:
+        """The value of a record's field as it is stored, and its size: the number of vectors is their product.
+
+        Raises `InvalidRecord` for a value that cannot be decoded, such as a damaged file.
+        """
+
+    @abstractmethod
+    def decode(self, stored: np.ndarray, size: tuple[int, int], key: int) -> np.ndarray:
+        """The vectors of a payload, (size[0] · size[1], F). `key` is a random number of the seed, epoch and example."""
+
+
+@dataclass(frozen=True)
+class PayloadSlot:
+    """Where the sequences of an objective have payloads: the format, and whether the side is the source."""
+
+    format: PayloadFormat
+    is_source: bool = False
+
+
+@dataclass
+class FlatPayloads:
+    """The payloads of n training examples, one for each."""
+
+    values: np.ndarray  # (n, F)
+    sizes: IntArray  # (k, 2)
+    lengths: IntArray  # (k,)
+    positions: IntArray  # (m,) the index of each placeholder in `FlatExamples.ids`, or `source_ids`
+
+
+class PayloadField:
+    """The payloads in a field of encoded examples. The field `<name>_size` has their sizes."""
+
+    def __init__(self, examples: EncodedExamples, name: str, format: PayloadFormat) -> None:
+        require_fields(examples, name, f"{name}_size")
+        self.examples, self.name, self.format = examples, name, format
+        flat, _ = examples.gather(f"{name}_size", np.arange(len(examples)))
+        self.sizes: IntArray = np.asarray(flat, np.int64).reshape(-1, 2)
+        different, index = np.unique(self.sizes, axis=0, return_inverse=True)
+        lengths = [format.front_end.length((height, width)) for height, width in different.tolist()]
+        self.lengths: IntArray = np.array(lengths, np.int64)[index.reshape(-1)]  # (N,)
+
+    def placeholders(self, examples: IntArray, placeholder_id: int) -> Ragged:
+        """The placeholder ids of examples, concatenated, and their number in each."""
+        lengths = self.lengths[examples]
+        return np.full(int(lengths.sum()), placeholder_id, np.int32), lengths
+
+    def check_lengths(self, limit: str, max_length: int, too_long: str, num_special_tokens: int) -> None:
+        """Raise if payloads would have to be truncated: they can only be left out."""
+        longest = int(self.lengths.max()) + num_special_tokens
+        if too_long == "truncate" and longest > max_length:
+            raise UsageError(
+                f"{limit} = {max_length} is too small: the longest {self.format.kind} takes {longest} positions, and "
+                f'only texts can be truncated. Raise {limit}, or set too_long = "skip"'
+            )
+
+    def read(self, examples: IntArray, rng: EpochRng, row_lengths: IntArray, first: IntArray | int) -> FlatPayloads:
+        """Decode the payloads of examples. The first placeholder of each is token `first` of its sequence."""
+        stored, offsets = self.examples.gather(self.name, examples)
+        sizes, lengths = self.sizes[examples], self.lengths[examples]
+        keys = rng.keys(f"payload {self.name}", examples)
+        decoded = [
+            self.format.decode(stored[start:end], (int(size[0]), int(size[1])), int(key))
+            for start, end, size, key in zip(offsets[:-1], offsets[1:], sizes, keys, strict=True)
+        ]
+        empty = np.zeros((0, self.format.width), self.format.dtype)
+        values = np.concatenate([empty, *decoded])
+        if len(values) != int(sizes.prod(axis=1).sum()):
+            raise AssertionError(f"{self.format.kind} payloads were decoded to other sizes than `store` returned")
+        return FlatPayloads(values, sizes, lengths, ragged_index(ragged_starts(row_lengths) + first, lengths))
