@@ -12,6 +12,7 @@ from qkv.blocks.inputs import Prompt
 from qkv.blocks.kernels.choose import prepare_mask
 from qkv.errors import QkvError, UsageError
 from qkv.models import Config, Network, build
+from qkv.models.tables.summary import summarise_model
 from qkv.store.config_json import parse_config
 
 FAMILIES = ["encoder", "decoder", "seq2seq"]
@@ -146,6 +147,14 @@ def test_a_config_keeps_its_front_ends() -> None:
         parse_config({**values, "front_ends": [{"kind": "squares", "merged": 2}]})
     with pytest.raises(ValueError, match="occurs 2 times"):
         replace(config, front_ends=(SquaresConfig(), SquaresConfig()))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_its_parameters_are_counted(family: str) -> None:
+    summary = summarise_model(make_config(family))
+    assert summary.parameters["front ends"] > 0
+    assert summary.total == sum(parameter.numel() for parameter in make_network(family).parameters())
+    assert summary.unstated_flops == ("front end = 'squares'",)
 
 
 def test_a_payload_without_its_front_end_is_refused() -> None:

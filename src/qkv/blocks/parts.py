@@ -202,15 +202,18 @@ def part_cost(slot: Slot, config: StackConfig, *arguments: Any, **named: Any) ->
         cost = dataclasses.replace(cost, unstated=(f"{slot} = {getattr(config, slot)!r}",))
     if cost.parameters is not None:
         return cost
-    import torch
-
     if slot == "position" and part.place == "scores":
         named["causal"] = True
-    with torch.device("meta"):  # without memory
-        module = part.make(config, *arguments, **named)
-    return dataclasses.replace(
-        cost, parameters={COMPONENTS[slot]: sum(parameter.numel() for parameter in module.parameters())}
-    )
+    number = count_new_parameters(lambda: part.make(config, *arguments, **named))
+    return dataclasses.replace(cost, parameters={COMPONENTS[slot]: number})
+
+
+def count_new_parameters(build: Callable[[], Any]) -> int:
+    """Return the number of parameters of the module that `build` returns. It is built without memory."""
+    import torch
+
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in build().parameters())
 
 
 def layer_sites(config: StackConfig, layer: int, *, cross: bool) -> list[str]:

@@ -6,11 +6,13 @@ pass, so training costs three times the forward pass. A tied output matrix count
 """
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from qkv.blocks import HeadConfig, StackConfig
 from qkv.blocks.cost import PartCost, linear
-from qkv.blocks.parts import part_cost
+from qkv.blocks.front_ends import FRONT_ENDS
+from qkv.blocks.parts import count_new_parameters, part_cost
 from qkv.models.config import Config
 
 FIRST_COMPONENTS = ("embedding", "recurrent", "attention", "mlp")
@@ -58,7 +60,7 @@ def summarise_model(
         parameters["other"] = (num_parameters or 0) - sum(parameters.values())
     total = sum(parameters.values())
     context_length = context_length or min(config.stack.max_positions, 2048)
-    forward = PartCost({}, 2 * _head_weights(config))
+    forward = PartCost({}, 2 * _head_weights(config)) + _front_ends_cost(config)
     for name, stack in config.stacks.items():
         forward += _forward_cost(config, name, stack, context_length)
     flops = forward.flops or 0
@@ -88,7 +90,7 @@ def summarise_model(
 
 def count_parameters(config: Config) -> dict[str, int]:
     """Return the number of parameters of each component. A shared matrix counts once, where it is first used."""
-    total = PartCost({"head": _head_parameters(config.head, config.stack)}, 0)
+    total = PartCost({"head": _head_parameters(config.head, config.stack)}, 0) + _front_ends_cost(config)
     for name, stack in config.stacks.items():
         total += _embedding_cost(stack) + _final_norm_cost(stack)
         layers = [cost for cost, _ in _layers(config, name, stack)]
@@ -125,6 +127,14 @@ def _embedding_cost(stack: StackConfig) -> PartCost:
     cost = PartCost({"embedding": parameters, "norms": 0}, 2 * stack.embedding_width * stack.width)
     cost += part_cost("position", stack)
     return cost + part_cost("norm", stack, width) if stack.embedding_norm != "none" else cost
+
+
+def _front_ends_cost(config: Config) -> PartCost:
+    total = PartCost({}, 0)
+    for one in config.front_ends:
+        number = count_new_parameters(partial(FRONT_ENDS[one.kind].module, one, config.stack.width))
+        total += PartCost({"front ends": number}, 0, unstated=(f"front end = {one.kind!r}",))
+    return total
 
 
 def _final_norm_cost(stack: StackConfig) -> PartCost:
