@@ -22,10 +22,10 @@ from chat_models import chat_model
 
 import qkv
 from qkv import cli
-from qkv.data.objectives.table import OBJECTIVES
 from qkv.decode import GenerationOptions
 from qkv.search.evaluate import DEFAULT_METRICS
 from qkv.tasks.starters.sizes import SIZES
+from qkv.tasks.table import TASKS as TASK_TABLE
 from qkv.train.recipe.schema import Recipe
 from qkv.train.recipe.toml import format_value
 
@@ -189,7 +189,7 @@ def test_decoding_page_lists_every_option() -> None:
 def test_evaluation_page_lists_every_metric() -> None:
     text = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8").split("## Which metric when")[1].split("##")[0]
     listed = {name for row in re.findall(r"^\|[^|]*\| ([^|]*) \|", text, re.MULTILINE) for name in row.split("`")[1::2]}
-    known = {name for spec in OBJECTIVES.values() for names in spec.metrics.values() for name in names}
+    known = {name for task in TASK_TABLE.values() for name in task.list_metrics()}
     assert listed == known | set(DEFAULT_METRICS)
 
 

@@ -17,17 +17,13 @@ class RecordTask(Task):
 
     EvalOptions: ClassVar[type[EvaluationOptions]] = EvaluationOptions
 
-    @abstractmethod
     def find_scorer(self, config: Config, records: Sequence[Record], beam: int = 1) -> TaskScorer:
         """How predictions are compared with these records."""
+        return self.scorers[0]()
 
     @abstractmethod
     def select(self, config: Config, records: Sequence[Record], options: Any, notes: list[str]) -> list[Record]:
         """The records that can be evaluated; a note says how many others there are, and why."""
-
-    def available_metrics(self, config: Config, records: Sequence[Record]) -> Sequence[str]:
-        """The metrics of a model on these records, the main one first."""
-        return list(self.find_scorer(config, records).metrics)
 
     def score_records(self, model: TextModel, records: Sequence[Record], options: Any, notes: list[str]) -> Scored:
         """Predict the records, and compare the predictions with what the records expect."""

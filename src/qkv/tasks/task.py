@@ -53,6 +53,8 @@ class Task(ABC):
     Options: ClassVar[type[TaskOptions]] = TaskOptions
     results: ClassVar[tuple[type[Result], ...]]  # the types of the results, one of which a model has
     EvalOptions: ClassVar[type["EvaluationOptions"]]
+    scorers: ClassVar[tuple[type[TaskScorer], ...]] = ()  # one of them compares predictions with records
+    metrics: ClassVar[tuple[str, ...]] = ()  # of tasks without scorers, the main one first
     calls: ClassVar[tuple[str, ...]] = (EMBED_POOLED,)  # other methods of `Model` that such a model supports
     batch_size: ClassVar[int] = 32  # of texts, by default
     evaluation_batch_size: ClassVar[int] = 32
@@ -112,9 +114,14 @@ class Task(ABC):
         """How predictions are compared with records one by one; None for tasks that count tokens."""
         return None
 
-    @abstractmethod
+    def list_metrics(self) -> list[str]:
+        """The metrics of all models and records."""
+        return list(dict.fromkeys([*self.metrics, *(name for scorer in self.scorers for name in scorer.metrics)]))
+
     def available_metrics(self, config: Config, records: Sequence[Record]) -> Sequence[str]:
         """The metrics of a model on these records, which have the task's fields, the main one first."""
+        scorer = self.find_scorer(config, records)
+        return self.metrics if scorer is None else list(scorer.metrics)
 
     def make_options(self, values: Mapping[str, Any]) -> Any:
         """The options of a call by name, checked."""

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from qkv.data.objectives.table import OBJECTIVES
 from qkv.tasks import metrics
 from qkv.tasks.metrics.numbers import weighted_ranks
+from qkv.tasks.table import TASKS
 from qkv.train.progress import lower_is_better
 
 numbers = st.integers(-20, 20).map(float)
@@ -55,5 +55,5 @@ def test_a_uniform_model_has_the_vocabulary_as_perplexity() -> None:
 
 def test_a_run_knows_which_way_each_metric_improves() -> None:
     low = {"loss", "perplexity", "bits_per_character", "bits_per_byte", "word_error_rate", "ter"}
-    names = {name for spec in OBJECTIVES.values() for group in spec.metrics.values() for name in group}
+    names = {name for task in TASKS.values() for name in task.list_metrics()}
     assert {name for name in names if lower_is_better(name)} == low

@@ -200,6 +200,4 @@ SPEC = ObjectiveSpec(
     reads_payloads=True,
     make_encoder=make_encoder,
     make_examples=make_examples,
-    task="language",
-    metrics={"": ("loss", "perplexity", "bits_per_character", "bits_per_byte")},
 )

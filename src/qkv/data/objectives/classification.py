@@ -205,11 +205,4 @@ SPEC = ObjectiveSpec(
     reads_payloads=True,
     loss=class_loss,
     labels=labels_for_head,
-    task="classify",
-    metrics={
-        "label": ("accuracy", "macro_f1", "matthews"),
-        "scope": ("in_scope_accuracy", "out_of_scope_recall"),
-        "labels": ("micro_f1", "macro_f1", "accuracy"),
-        "score": ("spearman", "pearson"),
-    },
 )

@@ -152,6 +152,4 @@ SPEC = ObjectiveSpec(
     ),
     loss=contrastive_loss,
     labels=lambda head: (),
-    task="embed",
-    metrics={"pair": ("retrieval_accuracy", "mean_reciprocal_rank"), "score": ("spearman", "pearson")},
 )

@@ -158,5 +158,4 @@ SPEC = ObjectiveSpec(
     ),
     loss=ctc_loss,
     labels=lambda head: (Label("targets", "document", width=WIDTH_MULTIPLE, counts_values=True),),
-    task="",
 )

@@ -191,5 +191,4 @@ SPEC = ObjectiveSpec(
     options=("mask_prob", "mean_span_length", "permute_sentences", "random_offset", "label_smoothing"),
     make_encoder=encode_documents,
     make_examples=make_examples,
-    task="text_to_text",
 )

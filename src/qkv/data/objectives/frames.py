@@ -142,5 +142,4 @@ SPEC = ObjectiveSpec(
     ),
     loss=frame_loss,
     labels=frame_labels,
-    task="",
 )

@@ -147,8 +147,6 @@ def masking_options(setup: ObjectiveSetup) -> dict[str, Any]:
     return {"mask_prob": options.mask_prob or 0.15, "whole_word_masking": options.whole_word_masking}
 
 
-METRICS = {"": ("masked_accuracy", "loss", "perplexity")}
-
 SPEC = ObjectiveSpec(
     name="masked_lm",
     families=("encoder",),
@@ -162,6 +160,4 @@ SPEC = ObjectiveSpec(
     make_examples=lambda setup, encoded: MaskedLMObjective(
         encoded, setup.tokenizer, **setup.window_kwargs, **masking_options(setup)
     ),
-    task="fill",
-    metrics=METRICS,
 )

@@ -25,7 +25,7 @@ from qkv.data.objectives.base import (
     describe_record,
 )
 from qkv.data.objectives.loss import ForwardPass, LossSums
-from qkv.data.objectives.masked_lm import METRICS, TokenMasking, masking_options
+from qkv.data.objectives.masked_lm import TokenMasking, masking_options
 from qkv.data.objectives.table import TEXT_FIELD, ObjectiveSpec, bert_tokens
 from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.ragged import IntArray, ragged_join
@@ -200,6 +200,4 @@ SPEC = ObjectiveSpec(
     ),
     loss=sentence_loss,
     labels=lambda head: LABELS,
-    task="fill",
-    metrics=METRICS,
 )

@@ -266,9 +266,4 @@ SPEC = ObjectiveSpec(
     ),
     loss=span_loss,
     labels=lambda head: LABELS,
-    task="answer",
-    metrics={
-        "all": ("f1", "exact_match"),
-        "no_answer": ("has_answer_f1", "has_answer_exact_match", "no_answer_accuracy"),
-    },
 )

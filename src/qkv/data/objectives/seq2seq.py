@@ -194,12 +194,4 @@ SPEC = ObjectiveSpec(
     reads_payloads=True,
     make_encoder=make_encoder,
     make_examples=make_examples,
-    task="text_to_text",
-    metrics={
-        "each": (
-            *("exact_match", "bleu", "bleu_lowercase", "tokenised_bleu", "sacrebleu", "chrf", "ter"),
-            *("rouge1", "rouge2", "rougeL"),
-        ),
-        "best": ("exact_match_any", "word_error_rate"),
-    },
 )

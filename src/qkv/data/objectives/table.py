@@ -93,9 +93,6 @@ class ObjectiveSpec:
     make_examples: Callable[[ObjectiveSetup, EncodedExamples], Objective]  # token ids → training examples
     loss: Callable[[ForwardPass], LossSums] = token_loss
     labels: Callable[["HeadConfig"], tuple[Label, ...]] = only_token_labels  # the labels that suit a head
-    task: str  # what a trained model does: a key of `qkv.tasks.evaluate.TASKS`
-    # Case of the task ("label", "score", …) → names of the metrics, the main one first. If empty, only the loss.
-    metrics: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     alternatives: tuple[str, ...] = ()  # fields of which a record needs exactly one; the first is preferred
     reads_documents: bool = False  # whether a text file is read as one document; otherwise each line is a record
     aligned_fields: tuple[str, ...] = ()  # the fields of two line-aligned files, in the order of the files

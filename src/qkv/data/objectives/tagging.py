@@ -122,6 +122,4 @@ SPEC = ObjectiveSpec(
         setup.tokenizer, classes=setup.classes, label_subwords=setup.options.label_subwords
     ),
     make_examples=lambda setup, encoded: TaggingObjective(encoded, setup.tokenizer, **setup.sequence_kwargs),
-    task="tag",
-    metrics={"entities": ("f1", "precision", "recall", "strict_f1", "accuracy"), "words": ("accuracy", "macro_f1")},
 )

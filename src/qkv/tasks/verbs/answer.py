@@ -95,73 +95,38 @@ class Answer(Result):
         return self.context[first:last], [(self.start - first, self.end - first, f"{self.probability:.2f}")]
 
 
-class AnswerTask(RecordTask):
-    """Find the answer to a question in a passage."""
+def split_by_answer(
+    predicted: Sequence[str], expected: Sequence[Sequence[str]], has_answer: bool
+) -> tuple[list[str], list[Sequence[str]]]:
+    """The predictions and references of the questions that have an answer, or that have none."""
+    pairs = [pair for pair in zip(predicted, expected, strict=True) if bool(pair[1]) is has_answer]
+    return [ours for ours, _ in pairs], [theirs for _, theirs in pairs]
 
-    name = "answer"
-    description = "finds the answer to a question in a passage"
-    question = "Find answers in passages."
-    title = "Answer"
-    example_input = "your question\tyour passage"
-    objective = "question_answering"
-    inputs, target = ("question", "context"), "answers"
-    needed_fields = ("question", "context", "answers")
-    needs_all_inputs = True
-    Options, EvalOptions, results = AnswerOptions, AnswerEvaluation, (Answer,)
-    starter = Starter(
-        "The answer to a question, found in a passage.",
-        "question_answering",
-        "train.json",
-        384,
-        pretrained=BERT_CHECKPOINT,
-        exportable_preset="bert-base",
-        objective_lines=(("overlap", 128, "tokens that consecutive windows of a long passage share"),),
-    )
-    example_data = (
-        "a file in SQuAD's format, or JSON Lines like "
-        '{"question": "Who sleeps?", "context": "Anna sleeps.", "answers": ["Anna"], "starts": [0]}'
-    )
 
-    def decode(
-        self,
-        model: TextModel,
-        texts: Sequence[Any],
-        options: AnswerOptions,
-        batch_size: int,
-        progress: OnProgress | None = None,
-    ) -> list[Answer]:
-        """The answer to each (question, passage), with up to `top` − 1 others; "no answer" may be one of them."""
-        location = FileLocation("text")
-        records = [
-            Record({"question": question, "context": context}, replace(location, line=number))
-            for number, (question, context) in enumerate(texts, 1)
-        ]
-        problems = Problems(max_invalid_fraction=0)
-        return find_answers(model, records, options, batch_size, problems, progress)
+ANSWER_METRICS: dict[str, Metric] = {"f1": metrics.answer_f1, "exact_match": metrics.answer_exact_match}
 
-    def select(
-        self, config: Config, records: Sequence[Record], options: AnswerEvaluation, notes: list[str]
-    ) -> list[Record]:
-        """The records with a question, a passage and a list of answers."""
-        return select_usable(records, notes, question=str, context=str, answers=list)
 
-    def find_scorer(self, config: Config, records: Sequence[Record], beam: int = 1) -> "AnswerScorer":
-        """SQuAD's metrics."""
-        return AnswerScorer(records)
+UNANSWERABLE_METRICS: dict[str, Metric] = {
+    "has_answer_f1": lambda ours, theirs: metrics.answer_f1(*split_by_answer(ours, theirs, True)),
+    "has_answer_exact_match": lambda ours, theirs: metrics.answer_exact_match(*split_by_answer(ours, theirs, True)),
+    "no_answer_accuracy": lambda ours, theirs: metrics.mean_score(
+        [float(not text) for text in split_by_answer(ours, theirs, False)[0]]
+    ),
+}
+"""SQuAD 2.0's metrics of the questions with an answer, and how often "no answer" is right."""
 
 
 class AnswerScorer(TaskScorer):
     """Compares answers with the best of each question's accepted answers."""
 
     modality, metric, input_fields = "text", "f1", ("question", "context")
+    metrics: Mapping[str, Metric] = ANSWER_METRICS | UNANSWERABLE_METRICS
     baselines: Mapping[str, Baseline] = {"sentence nearest to the question": Baseline(predict_nearest_sentence)}
 
     def __init__(self, records: Sequence[Record]) -> None:
         given = [answers for one in records if isinstance(answers := one.fields.get("answers"), list)]
         self.has_unanswerable = not all(given)
-        self.metrics: Mapping[str, Metric] = ANSWER_METRICS | (
-            UNANSWERABLE_METRICS if self.has_unanswerable and any(given) else {}
-        )
+        self.metrics = ANSWER_METRICS | (UNANSWERABLE_METRICS if self.has_unanswerable and any(given) else {})
 
     def is_usable(self, record: Record) -> bool:
         """Question, passage and answers."""
@@ -204,25 +169,6 @@ class AnswerScorer(TaskScorer):
         """The question with its answers."""
         sample = super().make_sample(record, predicted, expected)
         return replace(sample, source=record.fields["question"])
-
-
-def split_by_answer(
-    predicted: Sequence[str], expected: Sequence[Sequence[str]], has_answer: bool
-) -> tuple[list[str], list[Sequence[str]]]:
-    """The predictions and references of the questions that have an answer, or that have none."""
-    pairs = [pair for pair in zip(predicted, expected, strict=True) if bool(pair[1]) is has_answer]
-    return [ours for ours, _ in pairs], [theirs for _, theirs in pairs]
-
-
-ANSWER_METRICS: dict[str, Metric] = {"f1": metrics.answer_f1, "exact_match": metrics.answer_exact_match}
-UNANSWERABLE_METRICS: dict[str, Metric] = {
-    "has_answer_f1": lambda ours, theirs: metrics.answer_f1(*split_by_answer(ours, theirs, True)),
-    "has_answer_exact_match": lambda ours, theirs: metrics.answer_exact_match(*split_by_answer(ours, theirs, True)),
-    "no_answer_accuracy": lambda ours, theirs: metrics.mean_score(
-        [float(not text) for text in split_by_answer(ours, theirs, False)[0]]
-    ),
-}
-"""SQuAD 2.0's metrics of the questions with an answer, and how often "no answer" is right."""
 
 
 @dataclass
@@ -365,6 +311,62 @@ def trim_answer(passage: str, start: int, end: int, score: float, probability: f
     start += len(text) - len(text.lstrip())
     text = text.strip()
     return Answer(text, start, start + len(text), score, probability, context=passage)
+
+
+class AnswerTask(RecordTask):
+    """Find the answer to a question in a passage."""
+
+    name = "answer"
+    description = "finds the answer to a question in a passage"
+    question = "Find answers in passages."
+    title = "Answer"
+    example_input = "your question\tyour passage"
+    objective = "question_answering"
+    inputs, target = ("question", "context"), "answers"
+    needed_fields = ("question", "context", "answers")
+    needs_all_inputs = True
+    scorers = (AnswerScorer,)
+    Options, EvalOptions, results = AnswerOptions, AnswerEvaluation, (Answer,)
+    starter = Starter(
+        "The answer to a question, found in a passage.",
+        "question_answering",
+        "train.json",
+        384,
+        pretrained=BERT_CHECKPOINT,
+        exportable_preset="bert-base",
+        objective_lines=(("overlap", 128, "tokens that consecutive windows of a long passage share"),),
+    )
+    example_data = (
+        "a file in SQuAD's format, or JSON Lines like "
+        '{"question": "Who sleeps?", "context": "Anna sleeps.", "answers": ["Anna"], "starts": [0]}'
+    )
+
+    def decode(
+        self,
+        model: TextModel,
+        texts: Sequence[Any],
+        options: AnswerOptions,
+        batch_size: int,
+        progress: OnProgress | None = None,
+    ) -> list[Answer]:
+        """The answer to each (question, passage), with up to `top` − 1 others; "no answer" may be one of them."""
+        location = FileLocation("text")
+        records = [
+            Record({"question": question, "context": context}, replace(location, line=number))
+            for number, (question, context) in enumerate(texts, 1)
+        ]
+        problems = Problems(max_invalid_fraction=0)
+        return find_answers(model, records, options, batch_size, problems, progress)
+
+    def select(
+        self, config: Config, records: Sequence[Record], options: AnswerEvaluation, notes: list[str]
+    ) -> list[Record]:
+        """The records with a question, a passage and a list of answers."""
+        return select_usable(records, notes, question=str, context=str, answers=list)
+
+    def find_scorer(self, config: Config, records: Sequence[Record], beam: int = 1) -> "AnswerScorer":
+        """SQuAD's metrics."""
+        return AnswerScorer(records)
 
 
 ANSWER = AnswerTask()

@@ -114,115 +114,29 @@ class ScorePrediction(Result):
         return f"{self.score:.6g}"
 
 
-class ClassifyTask(RecordTask):
-    """Predict the class, the labels or the score of a text, or of two texts."""
+def scope_score(name: str, predictions: Sequence[str], targets: Sequence[str]) -> float:
+    """The accuracy of the texts in scope, or the fraction of the other texts that is rejected."""
+    is_right, is_outside = np.array(predictions) == np.array(targets), np.array(targets) == OUT_OF_SCOPE
+    counted = is_outside if name == "out_of_scope_recall" else ~is_outside
+    return metrics.ratio_score(is_right & counted, counted)
 
-    name = "classify"
-    description = "predicts the class or the score of a text"
-    question = "Classify texts."
-    title = "Label"
-    objective = "classification"
-    inputs, target = ("text", "second"), "label"
-    needed_fields = ("text",)
-    max_samples = 8
-    Options, EvalOptions = ClassifyOptions, ClassifyEvaluation
-    results = (ClassPrediction, LabelsPrediction, ScorePrediction)
-    starter = Starter(
-        "The class of a text, or of two texts.",
-        "classification",
-        "train.csv",
-        256,
-        pretrained=BERT_CHECKPOINT,
-        exportable_preset="bert-base",
-        objective_lines=(SMOOTHING,),
-    )
 
-    def check_model(self, config: Config, texts: Sequence[Any]) -> None:
-        """Raise an error if a classifier that was trained on single texts reads a pair, or the other way round."""
-        if config.reads_pairs is None:
-            return
-        for number, text in enumerate(texts):
-            if isinstance(text, str) == config.reads_pairs:
-                given = f"text {number + 1} is {shorten(repr(text), 60)}"
-                if config.reads_pairs:
-                    raise UsageError(
-                        f"{given}, a single text, but this model was trained on pairs of texts; give two texts: "
-                        "m.classify((first, second)), or on the command line one line with a tab between them"
-                    )
-                raise UsageError(
-                    f"{given}, a pair of texts, but this model was trained on single texts; give one string (on the "
-                    "command line, a tab separates two texts: replace it by a space)"
-                )
-
-    def decode(
-        self,
-        model: TextModel,
-        texts: Sequence[TextOrPair],
-        options: ClassifyOptions,
-        batch_size: int,
-        progress: OnProgress | None = None,
-    ) -> list[Any]:
-        """The class, the labels or the score of each text.
-
-        If no class has a probability of at least `threshold`, the text is out of scope: its label is None, and
-        `rejected_label` is the most likely class. A model with several labels per text gives all labels that reach the
-        threshold (default: 0.5). An empty text, or a pair with an empty text, has no class and no labels; for a model
-        that predicts a score, it is an error.
-        """
-        head = model.config.head
-        if head.is_regression and (options.top or options.threshold is not None):
-            raise UsageError(
-                "this model predicts a score, not a class, so it has no top and no threshold; leave them out"
-            )
-        if options.too_long == "split":
-            logits = compute_mean_logits(model, texts, batch_size, progress)
-        else:
-            logits, lengths = compute_logits(model, texts, batch_size, progress)
-            handle_long_texts(texts, lengths, model.config, options)
-        predictions = []
-        for number, (text, row) in enumerate(zip(texts, logits, strict=True), start=1):
-            is_empty = not all(part.strip() for part in as_tuple(text))
-            if is_empty and head.is_regression:
-                raise UsageError(f"text {number} is empty ({text!r}), so it has no score; leave it out")
-            made = make_prediction(model.config, row, options.top, options.threshold)
-            predictions.append(empty_prediction(model.config) if is_empty else made)
-        return predictions
-
-    def select(
-        self, config: Config, records: Sequence[Record], options: ClassifyEvaluation, notes: list[str]
-    ) -> list[Record]:
-        """The records with the texts and the label or score that the model needs."""
-        head = config.head
-        check_second_texts(config, records)
-        needed: dict[str, Any] = {"second": str} if config.reads_pairs else {}
-        needed["score" if head.is_regression else "label"] = (
-            (int, float, str) if head.is_regression else (str, int, list) if head.multi_label else (str, int)
-        )
-        usable = select_usable(records, notes, text=str, **needed)
-        if config.reads_pairs is False and any(isinstance(one.fields.get("second"), str) for one in usable):
-            usable = [Record({**one.fields, "second": None}, one.location) for one in usable]
-            notes.append("only the first text of each pair is read, because the model was trained on single texts")
-        if head.is_regression:
-            return select_scored(usable, notes)
-        found = {label for record in usable for label in record_labels(record)}
-        if options.check_classes:
-            check_classes(found, [*class_names(config), *filter(None, [head.out_of_scope])], "label")
-        if not head.multi_label:
-            note_unknown_labels(config, found, notes)
-        return usable
-
-    def find_scorer(self, config: Config, records: Sequence[Record], beam: int = 1) -> TaskScorer:
-        """A scorer of numbers, of sets of labels or of single labels, depending on the head."""
-        if config.head.is_regression:
-            return NumberScorer()
-        return LabelSetScorer() if config.head.multi_label else LabelScorer(config, records)
+LABEL_METRICS: dict[str, Metric] = {
+    "accuracy": metrics.accuracy,
+    "macro_f1": metrics.macro_f1,
+    "matthews": metrics.matthews,
+}
+SCOPE_METRICS: dict[str, Metric] = {
+    name: partial(scope_score, name) for name in ("in_scope_accuracy", "out_of_scope_recall")
+}
 
 
 class LabelScorer(TaskScorer):
     """One class for each text, or `OUT_OF_SCOPE`."""
 
     modality, metric, has_classes = "label", "accuracy", True
-    selectable = ("accuracy", "macro_f1", "matthews")
+    selectable = tuple(LABEL_METRICS)
+    metrics: Mapping[str, Metric] = LABEL_METRICS | SCOPE_METRICS
     baselines: Mapping[str, Baseline] = {
         "most frequent class": Baseline(predict_most_frequent, is_cheap=True),
         "nearest text (BM25)": Baseline(predict_nearest),
@@ -231,9 +145,8 @@ class LabelScorer(TaskScorer):
 
     def __init__(self, config: Config, records: Sequence[Record]) -> None:
         self.config = config
-        self.metrics: Mapping[str, Metric] = {name: getattr(metrics, name) for name in self.selectable}
-        if any(is_out_of_scope(config, str(record.fields.get("label"))) for record in records):
-            self.metrics = {**self.metrics, **{name: partial(scope_score, name) for name in SCOPE_METRICS}}
+        has_outside = any(is_out_of_scope(config, str(record.fields.get("label"))) for record in records)
+        self.metrics = LABEL_METRICS | (SCOPE_METRICS if has_outside else {})
 
     def is_usable(self, record: Record) -> bool:
         """Text and label."""
@@ -435,16 +348,6 @@ def check_classes(found: Collection[str], classes: Sequence[str], field: str) ->
         )
 
 
-SCOPE_METRICS = ("in_scope_accuracy", "out_of_scope_recall")
-
-
-def scope_score(name: str, predictions: Sequence[str], targets: Sequence[str]) -> float:
-    """The accuracy of the texts in scope, or the fraction of the other texts that is rejected."""
-    is_right, is_outside = np.array(predictions) == np.array(targets), np.array(targets) == OUT_OF_SCOPE
-    counted = is_outside if name == "out_of_scope_recall" else ~is_outside
-    return metrics.ratio_score(is_right & counted, counted)
-
-
 def select_scored(records: Sequence[Record], notes: list[str]) -> list[Record]:
     """The records whose score is a number; a note counts the others."""
     usable, first_problem = [], ""
@@ -481,6 +384,111 @@ def record_labels(record: Record) -> list[str]:
 def format_names(names: Sequence[str], max_names: int = 8) -> str:
     """The first `max_names` names, for a message."""
     return ", ".join(map(repr, names[:max_names])) + (", …" if len(names) > max_names else "")
+
+
+class ClassifyTask(RecordTask):
+    """Predict the class, the labels or the score of a text, or of two texts."""
+
+    name = "classify"
+    description = "predicts the class or the score of a text"
+    question = "Classify texts."
+    title = "Label"
+    objective = "classification"
+    inputs, target = ("text", "second"), "label"
+    needed_fields = ("text",)
+    max_samples = 8
+    Options, EvalOptions = ClassifyOptions, ClassifyEvaluation
+    results = (ClassPrediction, LabelsPrediction, ScorePrediction)
+    scorers = (LabelScorer, LabelSetScorer, NumberScorer)
+    starter = Starter(
+        "The class of a text, or of two texts.",
+        "classification",
+        "train.csv",
+        256,
+        pretrained=BERT_CHECKPOINT,
+        exportable_preset="bert-base",
+        objective_lines=(SMOOTHING,),
+    )
+
+    def check_model(self, config: Config, texts: Sequence[Any]) -> None:
+        """Raise an error if a classifier that was trained on single texts reads a pair, or the other way round."""
+        if config.reads_pairs is None:
+            return
+        for number, text in enumerate(texts):
+            if isinstance(text, str) == config.reads_pairs:
+                given = f"text {number + 1} is {shorten(repr(text), 60)}"
+                if config.reads_pairs:
+                    raise UsageError(
+                        f"{given}, a single text, but this model was trained on pairs of texts; give two texts: "
+                        "m.classify((first, second)), or on the command line one line with a tab between them"
+                    )
+                raise UsageError(
+                    f"{given}, a pair of texts, but this model was trained on single texts; give one string (on the "
+                    "command line, a tab separates two texts: replace it by a space)"
+                )
+
+    def decode(
+        self,
+        model: TextModel,
+        texts: Sequence[TextOrPair],
+        options: ClassifyOptions,
+        batch_size: int,
+        progress: OnProgress | None = None,
+    ) -> list[Any]:
+        """The class, the labels or the score of each text.
+
+        If no class has a probability of at least `threshold`, the text is out of scope: its label is None, and
+        `rejected_label` is the most likely class. A model with several labels per text gives all labels that reach the
+        threshold (default: 0.5). An empty text, or a pair with an empty text, has no class and no labels; for a model
+        that predicts a score, it is an error.
+        """
+        head = model.config.head
+        if head.is_regression and (options.top or options.threshold is not None):
+            raise UsageError(
+                "this model predicts a score, not a class, so it has no top and no threshold; leave them out"
+            )
+        if options.too_long == "split":
+            logits = compute_mean_logits(model, texts, batch_size, progress)
+        else:
+            logits, lengths = compute_logits(model, texts, batch_size, progress)
+            handle_long_texts(texts, lengths, model.config, options)
+        predictions = []
+        for number, (text, row) in enumerate(zip(texts, logits, strict=True), start=1):
+            is_empty = not all(part.strip() for part in as_tuple(text))
+            if is_empty and head.is_regression:
+                raise UsageError(f"text {number} is empty ({text!r}), so it has no score; leave it out")
+            made = make_prediction(model.config, row, options.top, options.threshold)
+            predictions.append(empty_prediction(model.config) if is_empty else made)
+        return predictions
+
+    def select(
+        self, config: Config, records: Sequence[Record], options: ClassifyEvaluation, notes: list[str]
+    ) -> list[Record]:
+        """The records with the texts and the label or score that the model needs."""
+        head = config.head
+        check_second_texts(config, records)
+        needed: dict[str, Any] = {"second": str} if config.reads_pairs else {}
+        needed["score" if head.is_regression else "label"] = (
+            (int, float, str) if head.is_regression else (str, int, list) if head.multi_label else (str, int)
+        )
+        usable = select_usable(records, notes, text=str, **needed)
+        if config.reads_pairs is False and any(isinstance(one.fields.get("second"), str) for one in usable):
+            usable = [Record({**one.fields, "second": None}, one.location) for one in usable]
+            notes.append("only the first text of each pair is read, because the model was trained on single texts")
+        if head.is_regression:
+            return select_scored(usable, notes)
+        found = {label for record in usable for label in record_labels(record)}
+        if options.check_classes:
+            check_classes(found, [*class_names(config), *filter(None, [head.out_of_scope])], "label")
+        if not head.multi_label:
+            note_unknown_labels(config, found, notes)
+        return usable
+
+    def find_scorer(self, config: Config, records: Sequence[Record], beam: int = 1) -> TaskScorer:
+        """A scorer of numbers, of sets of labels or of single labels, depending on the head."""
+        if config.head.is_regression:
+            return NumberScorer()
+        return LabelSetScorer() if config.head.multi_label else LabelScorer(config, records)
 
 
 CLASSIFY = ClassifyTask()

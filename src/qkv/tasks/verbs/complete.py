@@ -15,7 +15,6 @@ from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.decode import GenerationOptions
 from qkv.errors import QkvError
-from qkv.models import Config
 from qkv.progress import OnProgress
 from qkv.tasks.evaluation import EvaluationOptions, Scored, select_metrics, select_usable
 from qkv.tasks.results import MAX_CELL_CHARS, Result, Row, one_line
@@ -32,7 +31,6 @@ from qkv.values import Limits
 if TYPE_CHECKING:
     from qkv.tasks.run.complete import Completer
 
-METRICS = ("loss", "perplexity", "bits_per_character", "bits_per_byte")
 MAX_WINDOW_TOKENS = 2048  # limits the windows of models with more positions
 SAMPLE_TOKENS = 32  # maximum tokens of a sample's prompt, and of its continuation
 
@@ -87,6 +85,7 @@ class CompleteTask(Task):
     title = "Continuation"
     objective = "causal_lm"
     inputs, target = ("text",), "text"
+    metrics = ("loss", "perplexity", "bits_per_character", "bits_per_byte")
     calls = ("chat", "generate", "score", EMBED_POOLED)
     evaluation_batch_size, max_samples = 16, 3
     generates = reads_documents = True
@@ -125,10 +124,6 @@ class CompleteTask(Task):
         self.check_texts(texts)
         return continue_texts(model, texts, values, batch_size, progress)
 
-    def available_metrics(self, config: Config, records: Sequence[Record]) -> Sequence[str]:
-        """The metrics, the main one first."""
-        return METRICS
-
     def score_records(
         self, model: TextModel, records: Sequence[Record], options: LanguageEvaluation, notes: list[str]
     ) -> Scored:
@@ -136,7 +131,7 @@ class CompleteTask(Task):
         tokenizer, config = model.tokenizer, model.config
         is_chat = bool(records) and "text" not in records[0].fields and "messages" in records[0].fields
         records = select_usable(records, notes, messages=list) if is_chat else select_usable(records, notes, text=str)
-        names = select_metrics(options.metrics, METRICS, METRICS)
+        names = select_metrics(options.metrics, self.metrics, self.metrics)
         encode = EncodeChat(tokenizer) if is_chat else EncodeText(tokenizer)
         records, examples = encode_records(records, encode, Problems(max_invalid_fraction=1), notes)
         adds_bos_eos = bool(config.eos_token_ids) if options.add_bos_eos is None else options.add_bos_eos

@@ -53,53 +53,6 @@ class TextVector(Result):
         return " ".join(f"{value:.6g}" for value in self.vector)
 
 
-class EmbedTask(RecordTask):
-    """Compute an embedding of a text."""
-
-    name = "embed"
-    description = "computes an embedding of a text"
-    question = "Compute embeddings of texts."
-    title = "Embedding"
-    objective = "contrastive"
-    inputs, target = ("first",), "second"
-    needed_fields = ("first", "second")
-    calls = ()
-    Options, results = EmbedOptions, (TextVector,)
-    starter = Starter(
-        "Embeddings: texts that belong together come close.",
-        "contrastive",
-        "train.tsv",
-        256,
-        pretrained="sentence-transformers/all-MiniLM-L6-v2",
-        exportable_preset="bert-base",
-        objective_lines=(("temperature", 0.05, "lower values separate similar texts more sharply"),),
-    )
-
-    def decode(
-        self,
-        model: TextModel,
-        texts: Sequence[str],
-        options: EmbedOptions,
-        batch_size: int,
-        progress: OnProgress | None = None,
-    ) -> list[TextVector]:
-        """The vectors of texts."""
-        vectors, lengths = embed_texts(model, texts, batch_size, progress)
-        handle_long_texts(texts, lengths, model.config, options)
-        return [TextVector(vector) for vector in at_least_float32(vectors).cpu().tolist()]
-
-    def select(
-        self, config: Config, records: Sequence[Record], options: EvaluationOptions, notes: list[str]
-    ) -> list[Record]:
-        """The records with two texts and, if there are scores, a score."""
-        usable = select_usable(records, notes, first=str, second=str)
-        return select_scored(usable, notes) if any("score" in one.fields for one in usable) else usable
-
-    def find_scorer(self, config: Config, records: Sequence[Record], beam: int = 1) -> TaskScorer:
-        """A scorer of similarities if the records have scores, else of ranks."""
-        return SimilarityScorer() if any("score" in one.fields for one in records) else RetrievalScorer()
-
-
 class SimilarityScorer(NumberScorer):
     """The cosine of the embeddings of two texts, correlated with a score."""
 
@@ -249,6 +202,53 @@ def embed_texts(
             for i, vector in zip(chosen, pooled, strict=True):
                 vectors[i] = vector
     return torch.stack(vectors), lengths
+
+
+class EmbedTask(RecordTask):
+    """Compute an embedding of a text."""
+
+    name = "embed"
+    description = "computes an embedding of a text"
+    question = "Compute embeddings of texts."
+    title = "Embedding"
+    objective = "contrastive"
+    inputs, target = ("first",), "second"
+    needed_fields = ("first", "second")
+    calls = ()
+    Options, results, scorers = EmbedOptions, (TextVector,), (RetrievalScorer, SimilarityScorer)
+    starter = Starter(
+        "Embeddings: texts that belong together come close.",
+        "contrastive",
+        "train.tsv",
+        256,
+        pretrained="sentence-transformers/all-MiniLM-L6-v2",
+        exportable_preset="bert-base",
+        objective_lines=(("temperature", 0.05, "lower values separate similar texts more sharply"),),
+    )
+
+    def decode(
+        self,
+        model: TextModel,
+        texts: Sequence[str],
+        options: EmbedOptions,
+        batch_size: int,
+        progress: OnProgress | None = None,
+    ) -> list[TextVector]:
+        """The vectors of texts."""
+        vectors, lengths = embed_texts(model, texts, batch_size, progress)
+        handle_long_texts(texts, lengths, model.config, options)
+        return [TextVector(vector) for vector in at_least_float32(vectors).cpu().tolist()]
+
+    def select(
+        self, config: Config, records: Sequence[Record], options: EvaluationOptions, notes: list[str]
+    ) -> list[Record]:
+        """The records with two texts and, if there are scores, a score."""
+        usable = select_usable(records, notes, first=str, second=str)
+        return select_scored(usable, notes) if any("score" in one.fields for one in usable) else usable
+
+    def find_scorer(self, config: Config, records: Sequence[Record], beam: int = 1) -> TaskScorer:
+        """A scorer of similarities if the records have scores, else of ranks."""
+        return SimilarityScorer() if any("score" in one.fields for one in records) else RetrievalScorer()
 
 
 EMBED = EmbedTask()

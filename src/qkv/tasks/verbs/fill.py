@@ -16,7 +16,6 @@ from qkv.data.problems import Problems
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import UsageError
-from qkv.models import Config
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.progress import OnProgress
 from qkv.tasks.evaluation import EvaluationOptions, Scored, select_metrics, select_usable
@@ -33,7 +32,6 @@ from qkv.values import Limits
 
 log = logging.getLogger("qkv")
 
-METRICS = ("masked_accuracy", "loss", "perplexity")
 USUAL_MASK = "[MASK]"
 MASKING_RNG = EpochRng(0)  # every evaluation masks the same words
 
@@ -85,6 +83,7 @@ class FillTask(Task):
     objective = "masked_lm"
     inputs, target = ("text",), "text"
     needed_fields = ("text",)
+    metrics = ("masked_accuracy", "loss", "perplexity")
     max_samples = 3
     reads_documents = True
     Options, EvalOptions, results = FillOptions, FillEvaluation, (FilledText,)
@@ -155,16 +154,12 @@ class FillTask(Task):
                         found[i].setdefault(start + position, next(remaining))
         return [_fill_text(tokenizer, text.split(spelling), found[i]) for i, text in enumerate(texts)]
 
-    def available_metrics(self, config: Config, records: Sequence[Record]) -> Sequence[str]:
-        """The metrics, the main one first."""
-        return METRICS
-
     def score_records(
         self, model: TextModel, records: Sequence[Record], options: FillEvaluation, notes: list[str]
     ) -> Scored:
         """Mask tokens as in training, always the same ones, and compare the predictions with the original tokens."""
         usable = select_usable(records, notes, text=str)
-        names = select_metrics(options.metrics, METRICS, METRICS)
+        names = select_metrics(options.metrics, self.metrics, self.metrics)
         usable, encoded = encode_records(usable, EncodeText(model.tokenizer), Problems(max_invalid_fraction=1), notes)
         max_length = options.max_length or max_sequence_length(model.config)
         objective = MaskedLMObjective(encoded, model.tokenizer, max_length=max_length, mask_prob=options.mask_prob)

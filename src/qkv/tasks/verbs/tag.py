@@ -84,92 +84,34 @@ class TaggedText(Result):
         return self.text, [(one.start, one.end, one.tag) for one in self.words]
 
 
-class TagTask(RecordTask):
-    """Predict the tag of each word."""
+def count_tags(predicted: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> metrics.ClassCounts:
+    """The counts of each tag."""
+    ours, theirs = ([list(enumerate(tags)) for tags in side] for side in (predicted, expected))
+    return metrics.ClassCounts(ours, theirs, class_of=itemgetter(1))
 
-    name = "tag"
-    description = "predicts the tag of each word"
-    question = "Tag the words of texts."
-    title = "Tags"
-    shows_details = True
-    objective = "tagging"
-    inputs, target = ("tokens",), "tags"
-    needed_fields = ("tokens", "tags")
-    reads_words = True
-    EvalOptions, results = ClassifyEvaluation, (TaggedText,)
-    starter = Starter(
-        "A tag for each word: names, parts of speech.",
-        "tagging",
-        "train.conll",
-        256,
-        pretrained="google-bert/bert-base-cased",
-        exportable_preset="bert-base",
-    )
-    example_data = (
-        "a CoNLL file (a word and its tag in each line), or JSON Lines like "
-        '{"tokens": ["Anna", "sleeps"], "tags": ["B-PER", "O"]}, or tokens=FILE tags=FILE with spaces between them'
-    )
 
-    def decode(
-        self,
-        model: TextModel,
-        texts: Sequence[str | Sequence[str]],
-        options: TaskOptions,
-        batch_size: int,
-        progress: OnProgress | None = None,
-    ) -> list[TaggedText]:
-        """The words of each text with their tags. A string is split into words; a list of words is used as it is.
+WORD_METRICS: dict[str, Metric] = {
+    "accuracy": lambda ours, theirs: count_tags(ours, theirs).precision(),
+    "macro_f1": lambda ours, theirs: count_tags(ours, theirs).macro_f1(),
+}
 
-        A list of words becomes a text with one space between words. Character offsets refer to that text.
-        """
-        joined = [text if isinstance(text, str) else " ".join(text) for text in texts]
-        spans = [split_words(text) if isinstance(text, str) else word_spans(text) for text in texts]
-        sentences = [[text[start:end] for start, end in words] for text, words in zip(joined, spans, strict=True)]
-        predictions = predict_tags(model, sentences, batch_size, progress)
-        has_entities = metrics.is_entity_tagging(class_names(model.config))
-        results = []
-        for text, words, tags in zip(joined, spans, predictions, strict=True):
-            tagged = [
-                TaggedWord(text[start:end], *prediction, start, end)
-                for (start, end), prediction in zip(words, tags, strict=True)
-            ]
-            results.append(TaggedText(text, tagged, merge_entities(text, tagged) if has_entities else []))
-        return results
 
-    def select(
-        self, config: Config, records: Sequence[Record], options: ClassifyEvaluation, notes: list[str]
-    ) -> list[Record]:
-        """The records with one tag for each word."""
-        usable = select_usable(records, notes, tokens=list, tags=list)
-        aligned = [one for one in usable if len(one.fields["tokens"]) == len(one.fields["tags"]) > 0]
-        problem = "the numbers of words and tags differ or are 0"
-        if not aligned:
-            raise UsageError(
-                f"{usable[0].location}: {problem}, as in all other records; each record needs one tag per word"
-            )
-        if len(aligned) < len(usable):
-            notes.append(f"{len(usable) - len(aligned):,} records left out: {problem}")
-        classes, found = class_names(config), {str(tag) for record in aligned for tag in record.fields["tags"]}
-        if options.check_classes:
-            check_classes(found - {"O"} or found, classes, "tags")  # O, outside of all entities, is in most files
-        if unknown := sorted(found - set(classes)):
-            notes.append(f"tags that the model does not have, counted as wrong: {format_names(unknown)}")
-        return aligned
-
-    def find_scorer(self, config: Config, records: Sequence[Record], beam: int = 1) -> "TagScorer":
-        """A scorer of entities if the tags are BIO tags (B-PER, I-PER, O), else of words."""
-        return TagScorer(class_names(config))
+ENTITY_METRICS: dict[str, Metric] = {
+    name: partial(lambda name, ours, theirs: metrics.entity_scores(ours, theirs)[name], name)
+    for name in ("f1", "precision", "recall", "strict_f1")
+}
 
 
 class TagScorer(TaskScorer):
     """A tag for each word, compared by whole entities if the tags are BIO tags."""
 
     modality, has_classes, input_fields = "tags", True, ("tokens",)
+    metrics: Mapping[str, Metric] = ENTITY_METRICS | WORD_METRICS
     baselines: Mapping[str, Baseline] = {"most frequent tag of each word": Baseline(predict_word_tags, is_cheap=True)}
 
     def __init__(self, tags: Sequence[str]) -> None:
         self.has_entities = metrics.is_entity_tagging(tags)
-        self.metrics: Mapping[str, Metric] = (ENTITY_METRICS if self.has_entities else {}) | WORD_METRICS
+        self.metrics = (ENTITY_METRICS if self.has_entities else {}) | WORD_METRICS
         self.metric = "f1" if self.has_entities else "accuracy"
 
     @property
@@ -227,22 +169,6 @@ class TagScorer(TaskScorer):
     def class_of(self, item: Any) -> Hashable:
         """The type of an entity, or the tag of a word."""
         return itemgetter(-1)(item)  # type: ignore[no-any-return]
-
-
-def count_tags(predicted: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> metrics.ClassCounts:
-    """The counts of each tag."""
-    ours, theirs = ([list(enumerate(tags)) for tags in side] for side in (predicted, expected))
-    return metrics.ClassCounts(ours, theirs, class_of=itemgetter(1))
-
-
-WORD_METRICS: dict[str, Metric] = {
-    "accuracy": lambda ours, theirs: count_tags(ours, theirs).precision(),
-    "macro_f1": lambda ours, theirs: count_tags(ours, theirs).macro_f1(),
-}
-ENTITY_METRICS: dict[str, Metric] = {
-    name: partial(lambda name, ours, theirs: metrics.entity_scores(ours, theirs)[name], name)
-    for name in ("f1", "precision", "recall", "strict_f1")
-}
 
 
 def word_spans(words: Sequence[str]) -> list[tuple[int, int]]:
@@ -340,6 +266,83 @@ def mark_first_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> dict[str, l
         if is_first:
             last_word = word
     return {"ids": ids, "tags": numbers}
+
+
+class TagTask(RecordTask):
+    """Predict the tag of each word."""
+
+    name = "tag"
+    description = "predicts the tag of each word"
+    question = "Tag the words of texts."
+    title = "Tags"
+    shows_details = True
+    objective = "tagging"
+    inputs, target = ("tokens",), "tags"
+    needed_fields = ("tokens", "tags")
+    reads_words = True
+    EvalOptions, results, scorers = ClassifyEvaluation, (TaggedText,), (TagScorer,)
+    starter = Starter(
+        "A tag for each word: names, parts of speech.",
+        "tagging",
+        "train.conll",
+        256,
+        pretrained="google-bert/bert-base-cased",
+        exportable_preset="bert-base",
+    )
+    example_data = (
+        "a CoNLL file (a word and its tag in each line), or JSON Lines like "
+        '{"tokens": ["Anna", "sleeps"], "tags": ["B-PER", "O"]}, or tokens=FILE tags=FILE with spaces between them'
+    )
+
+    def decode(
+        self,
+        model: TextModel,
+        texts: Sequence[str | Sequence[str]],
+        options: TaskOptions,
+        batch_size: int,
+        progress: OnProgress | None = None,
+    ) -> list[TaggedText]:
+        """The words of each text with their tags. A string is split into words; a list of words is used as it is.
+
+        A list of words becomes a text with one space between words. Character offsets refer to that text.
+        """
+        joined = [text if isinstance(text, str) else " ".join(text) for text in texts]
+        spans = [split_words(text) if isinstance(text, str) else word_spans(text) for text in texts]
+        sentences = [[text[start:end] for start, end in words] for text, words in zip(joined, spans, strict=True)]
+        predictions = predict_tags(model, sentences, batch_size, progress)
+        has_entities = metrics.is_entity_tagging(class_names(model.config))
+        results = []
+        for text, words, tags in zip(joined, spans, predictions, strict=True):
+            tagged = [
+                TaggedWord(text[start:end], *prediction, start, end)
+                for (start, end), prediction in zip(words, tags, strict=True)
+            ]
+            results.append(TaggedText(text, tagged, merge_entities(text, tagged) if has_entities else []))
+        return results
+
+    def select(
+        self, config: Config, records: Sequence[Record], options: ClassifyEvaluation, notes: list[str]
+    ) -> list[Record]:
+        """The records with one tag for each word."""
+        usable = select_usable(records, notes, tokens=list, tags=list)
+        aligned = [one for one in usable if len(one.fields["tokens"]) == len(one.fields["tags"]) > 0]
+        problem = "the numbers of words and tags differ or are 0"
+        if not aligned:
+            raise UsageError(
+                f"{usable[0].location}: {problem}, as in all other records; each record needs one tag per word"
+            )
+        if len(aligned) < len(usable):
+            notes.append(f"{len(usable) - len(aligned):,} records left out: {problem}")
+        classes, found = class_names(config), {str(tag) for record in aligned for tag in record.fields["tags"]}
+        if options.check_classes:
+            check_classes(found - {"O"} or found, classes, "tags")  # O, outside of all entities, is in most files
+        if unknown := sorted(found - set(classes)):
+            notes.append(f"tags that the model does not have, counted as wrong: {format_names(unknown)}")
+        return aligned
+
+    def find_scorer(self, config: Config, records: Sequence[Record], beam: int = 1) -> "TagScorer":
+        """A scorer of entities if the tags are BIO tags (B-PER, I-PER, O), else of words."""
+        return TagScorer(class_names(config))
 
 
 TAG = TagTask()

@@ -111,6 +111,157 @@ class TextToTextEvaluation(EvaluationOptions):
     generation: Mapping[str, Any] = field(default_factory=dict)  # other fields of `GenerationOptions`
 
 
+def measure_texts(
+    function: Callable[[Sequence[str], References], float], predicted: Sequence[str], expected: Sequence[str]
+) -> float:
+    """A metric of texts with one reference each."""
+    return function(predicted, [[reference] for reference in expected])
+
+
+class TextScorer(TaskScorer):
+    """A generated text for each source, compared by BLEU, or by exact match if targets are short."""
+
+    modality, input_fields = "text", ("source",)
+    selectable = tuple(name for name in PER_RECORD_METRICS if not lower_is_better(name))
+    always_measured = ("exact_match",)
+    metrics: Mapping[str, Metric] = {name: partial(measure_texts, METRIC_FUNCTIONS[name]) for name in METRIC_FUNCTIONS}
+    baselines: Mapping[str, Baseline] = {
+        "copy of the source": Baseline(copy_source, is_cheap=True),
+        "first sentence of the source": Baseline(
+            copy_first_sentence, is_cheap=True, applies=lambda scorer, records: scorer.metric in ROUGE_NAMES
+        ),
+        "nearest source's target (BM25)": Baseline(predict_nearest),
+    }
+
+    def __init__(self, records: Sequence[Record], beam: int = 1) -> None:
+        self.beam = beam
+        self.targets_by_source: dict[str, list[str]] = {}
+        for record in records:
+            if has_texts(record, "source", "target"):
+                self.targets_by_source.setdefault(record.fields["source"], []).append(record.fields["target"])
+        targets = [target for several in self.targets_by_source.values() for target in several]
+        self.metric = "bleu" if has_long_targets(targets) else "exact_match"
+        self.metrics = {self.metric: self.metrics[self.metric], **self.metrics}
+
+    @property
+    def default_metrics(self) -> Sequence[str]:
+        """The metrics that are useful for these targets."""
+        return default_metrics(self.targets_by_source)
+
+    def is_usable(self, record: Record) -> bool:
+        """Source and target."""
+        return has_texts(record, "source", "target")
+
+    def expected(self, record: Record) -> str:
+        """The target."""
+        return str(record.fields["target"])
+
+    def predict(
+        self,
+        model: TextModel,
+        records: Sequence[Record],
+        options: Any = None,
+        notes: list[str] | None = None,
+    ) -> list[Prediction]:
+        """The generated texts, and the mean probability of their tokens."""
+        options, notes = options or TextToTextEvaluation(batch_size=32, beam=self.beam), [] if notes is None else notes
+        tokenizer, config = model.tokenizer, model.config
+        max_tokens = options.max_tokens or max_target_tokens(tokenizer, [*map(self.expected, records)]) * 3 // 2 + 8
+        max_tokens = limit_new_tokens(config, max_tokens)
+        sources = list(dict.fromkeys(record.fields["source"] for record in records))
+        prompts = [prompt_ids(tokenizer, config, source) if source.strip() else [] for source in sources]
+        lengths = list(map(len, prompts))
+        prompts, max_prompt = truncate_prompts(tokenizer, config, prompts, max_tokens)
+        if num_long := sum(length > max_prompt for length in lengths):
+            notes.append(f"{num_long:,} sources were truncated to the {max_prompt:,} tokens that fit")
+        num_several = sum(len(split_sentences(source)) > 1 for source in sources) if config.reads_sentences else 0
+        if num_several:
+            notes.append(
+                f"{num_several:,} of {len(sources):,} sources have several sentences; here, each source is read in one "
+                "piece, but m.translate and qkv run read sentence by sentence"
+            )
+        generation = GenerationOptions(max_tokens=max_tokens, beam=options.beam, tap=model.tap, **options.generation)
+        results = generate_batched(model.network, tokenizer, prompts, generation, options.batch_size, options.progress)
+        if num_cut := sum(result.finish_reason == "length" for result in results):
+            notes.append(f"{num_cut:,} of {len(results):,} predictions were cut off at {max_tokens} tokens")
+        by_source = dict(zip(sources, results, strict=True))
+        found = [by_source[record.fields["source"]] for record in records]
+        return [(one.text, mean_probability(one.score, len(one.ids) + 1, options.beam)) for one in found]
+
+    def measure_all(
+        self, names: Sequence[str], predicted: Sequence[Any], expected: Sequence[Any], records: Sequence[Record]
+    ) -> dict[str, float]:
+        """The named metrics; a source with several targets has one prediction, which is compared with all of them."""
+        by_source = {record.fields["source"]: text for record, text in zip(records, predicted, strict=True)}
+        best = list(by_source.values()), [self.targets_by_source[source] for source in by_source]
+        return {
+            name: METRIC_FUNCTIONS[name](*best)
+            if name in BEST_REFERENCE_METRICS
+            else self.metrics[name](predicted, expected)
+            for name in names
+        }
+
+    def score_each(self, predicted: Sequence[str], expected: Sequence[str]) -> list[float]:
+        """1 for an equal text; if targets are long, the fraction of words in common (F1) for others."""
+        pairs = list(zip(predicted, expected, strict=True))
+        if self.metric == "exact_match":
+            return [metrics.exact_match([ours], [[theirs]]) for ours, theirs in pairs]
+        return [metrics.answer_f1([ours], [[theirs]]) for ours, theirs in pairs]
+
+    def signatures(self, names: Sequence[str]) -> Mapping[str, str]:
+        """How BLEU, chrF, TER and ROUGE were computed."""
+        return metrics.metric_signatures(names) | metrics.rouge_signatures(names)
+
+    def choose_metric(self, name: str) -> None:
+        """Make a metric the main one, if its package is installed."""
+        if name not in ROUGE_NAMES or has_rouge():
+            super().choose_metric(name)
+
+
+def mean_probability(score: float, tokens: int, beam: int) -> float | None:
+    """The geometric mean of the probabilities of the tokens; None for beam search, whose scores are normalised."""
+    return math.exp(score / max(1, tokens)) if beam == 1 else None
+
+
+def default_metrics(targets_by_source: Mapping[str, Sequence[str]]) -> list[str]:
+    """The metrics that are useful for targets like these.
+
+    They are exact match; exact match and word error rate against the best target, if a source has several targets;
+    BLEU, chrF and TER if targets have more than three words on average; and ROUGE, if the sources are much longer than
+    the targets and rouge-score is installed.
+    """
+    names = ["exact_match"]
+    targets = [target for several in targets_by_source.values() for target in several]
+    if any(len(set(several)) > 1 for several in targets_by_source.values()):
+        names += ["exact_match_any", "word_error_rate"]
+    if not has_long_targets(targets):
+        return names
+    names += ["bleu", "tokenised_bleu", "sacrebleu", "chrf"]
+    mean_words = _count_words(targets) / len(targets)
+    if mean_words <= MAX_TER_WORDS:
+        names.append("ter")
+    if metrics.has_rouge() and _count_words(targets_by_source) > SUMMARY_RATIO * mean_words * len(targets_by_source):
+        names += ROUGE_NAMES
+    return names
+
+
+def has_long_targets(targets: Sequence[str]) -> bool:
+    """Whether targets have more than three words on average, so that n-grams of words are useful."""
+    return _count_words(targets) > MIN_BLEU_WORDS * len(targets)
+
+
+def _count_words(texts: Iterable[str]) -> int:
+    return sum(len(text.split()) for text in texts)
+
+
+def max_target_tokens(tokenizer: Tokenizer, targets: Sequence[str]) -> int:
+    """The tokens of the longest target; its characters if the tokenizer cannot encode one of the targets."""
+    try:
+        return max(map(len, tokenizer.target.encode_batch(targets)), default=0)
+    except QkvError:
+        return max(map(len, targets))
+
+
 class TextToText(RecordTask):
     """The base of tasks that generate a target text for a source text."""
 
@@ -121,7 +272,7 @@ class TextToText(RecordTask):
     calls = ("translate", "summarise", "generate", "score")
     evaluation_batch_size, max_samples = 64, 8
     generates = True
-    EvalOptions, results = TextToTextEvaluation, (GeneratedText,)
+    EvalOptions, results, scorers = TextToTextEvaluation, (GeneratedText,), (TextScorer,)
 
     def make_options(self, values: Mapping[str, Any]) -> Any:
         """The options by name. Those that the task does not have itself are fields of `GenerationOptions`."""
@@ -229,157 +380,6 @@ class SummariseTask(TextToText):
             progress=progress,
             **options.generation_values(),
         )
-
-
-class TextScorer(TaskScorer):
-    """A generated text for each source, compared by BLEU, or by exact match if targets are short."""
-
-    modality, input_fields = "text", ("source",)
-    selectable = tuple(name for name in PER_RECORD_METRICS if not lower_is_better(name))
-    always_measured = ("exact_match",)
-    baselines: Mapping[str, Baseline] = {
-        "copy of the source": Baseline(copy_source, is_cheap=True),
-        "first sentence of the source": Baseline(
-            copy_first_sentence, is_cheap=True, applies=lambda scorer, records: scorer.metric in ROUGE_NAMES
-        ),
-        "nearest source's target (BM25)": Baseline(predict_nearest),
-    }
-
-    def __init__(self, records: Sequence[Record], beam: int = 1) -> None:
-        self.beam = beam
-        self.targets_by_source: dict[str, list[str]] = {}
-        for record in records:
-            if has_texts(record, "source", "target"):
-                self.targets_by_source.setdefault(record.fields["source"], []).append(record.fields["target"])
-        targets = [target for several in self.targets_by_source.values() for target in several]
-        self.metric = "bleu" if has_long_targets(targets) else "exact_match"
-        names = dict.fromkeys((self.metric, *PER_RECORD_METRICS, *BEST_REFERENCE_METRICS))
-        self.metrics: Mapping[str, Metric] = {name: partial(measure_texts, METRIC_FUNCTIONS[name]) for name in names}
-
-    @property
-    def default_metrics(self) -> Sequence[str]:
-        """The metrics that are useful for these targets."""
-        return default_metrics(self.targets_by_source)
-
-    def is_usable(self, record: Record) -> bool:
-        """Source and target."""
-        return has_texts(record, "source", "target")
-
-    def expected(self, record: Record) -> str:
-        """The target."""
-        return str(record.fields["target"])
-
-    def predict(
-        self,
-        model: TextModel,
-        records: Sequence[Record],
-        options: Any = None,
-        notes: list[str] | None = None,
-    ) -> list[Prediction]:
-        """The generated texts, and the mean probability of their tokens."""
-        options, notes = options or TextToTextEvaluation(batch_size=32, beam=self.beam), [] if notes is None else notes
-        tokenizer, config = model.tokenizer, model.config
-        max_tokens = options.max_tokens or max_target_tokens(tokenizer, [*map(self.expected, records)]) * 3 // 2 + 8
-        max_tokens = limit_new_tokens(config, max_tokens)
-        sources = list(dict.fromkeys(record.fields["source"] for record in records))
-        prompts = [prompt_ids(tokenizer, config, source) if source.strip() else [] for source in sources]
-        lengths = list(map(len, prompts))
-        prompts, max_prompt = truncate_prompts(tokenizer, config, prompts, max_tokens)
-        if num_long := sum(length > max_prompt for length in lengths):
-            notes.append(f"{num_long:,} sources were truncated to the {max_prompt:,} tokens that fit")
-        num_several = sum(len(split_sentences(source)) > 1 for source in sources) if config.reads_sentences else 0
-        if num_several:
-            notes.append(
-                f"{num_several:,} of {len(sources):,} sources have several sentences; here, each source is read in one "
-                "piece, but m.translate and qkv run read sentence by sentence"
-            )
-        generation = GenerationOptions(max_tokens=max_tokens, beam=options.beam, tap=model.tap, **options.generation)
-        results = generate_batched(model.network, tokenizer, prompts, generation, options.batch_size, options.progress)
-        if num_cut := sum(result.finish_reason == "length" for result in results):
-            notes.append(f"{num_cut:,} of {len(results):,} predictions were cut off at {max_tokens} tokens")
-        by_source = dict(zip(sources, results, strict=True))
-        found = [by_source[record.fields["source"]] for record in records]
-        return [(one.text, mean_probability(one.score, len(one.ids) + 1, options.beam)) for one in found]
-
-    def measure_all(
-        self, names: Sequence[str], predicted: Sequence[Any], expected: Sequence[Any], records: Sequence[Record]
-    ) -> dict[str, float]:
-        """The named metrics; a source with several targets has one prediction, which is compared with all of them."""
-        by_source = {record.fields["source"]: text for record, text in zip(records, predicted, strict=True)}
-        best = list(by_source.values()), [self.targets_by_source[source] for source in by_source]
-        return {
-            name: METRIC_FUNCTIONS[name](*best)
-            if name in BEST_REFERENCE_METRICS
-            else self.metrics[name](predicted, expected)
-            for name in names
-        }
-
-    def score_each(self, predicted: Sequence[str], expected: Sequence[str]) -> list[float]:
-        """1 for an equal text; if targets are long, the fraction of words in common (F1) for others."""
-        pairs = list(zip(predicted, expected, strict=True))
-        if self.metric == "exact_match":
-            return [metrics.exact_match([ours], [[theirs]]) for ours, theirs in pairs]
-        return [metrics.answer_f1([ours], [[theirs]]) for ours, theirs in pairs]
-
-    def signatures(self, names: Sequence[str]) -> Mapping[str, str]:
-        """How BLEU, chrF, TER and ROUGE were computed."""
-        return metrics.metric_signatures(names) | metrics.rouge_signatures(names)
-
-    def choose_metric(self, name: str) -> None:
-        """Make a metric the main one, if its package is installed."""
-        if name not in ROUGE_NAMES or has_rouge():
-            super().choose_metric(name)
-
-
-def measure_texts(
-    function: Callable[[Sequence[str], References], float], predicted: Sequence[str], expected: Sequence[str]
-) -> float:
-    """A metric of texts with one reference each."""
-    return function(predicted, [[reference] for reference in expected])
-
-
-def mean_probability(score: float, tokens: int, beam: int) -> float | None:
-    """The geometric mean of the probabilities of the tokens; None for beam search, whose scores are normalised."""
-    return math.exp(score / max(1, tokens)) if beam == 1 else None
-
-
-def default_metrics(targets_by_source: Mapping[str, Sequence[str]]) -> list[str]:
-    """The metrics that are useful for targets like these.
-
-    They are exact match; exact match and word error rate against the best target, if a source has several targets;
-    BLEU, chrF and TER if targets have more than three words on average; and ROUGE, if the sources are much longer than
-    the targets and rouge-score is installed.
-    """
-    names = ["exact_match"]
-    targets = [target for several in targets_by_source.values() for target in several]
-    if any(len(set(several)) > 1 for several in targets_by_source.values()):
-        names += ["exact_match_any", "word_error_rate"]
-    if not has_long_targets(targets):
-        return names
-    names += ["bleu", "tokenised_bleu", "sacrebleu", "chrf"]
-    mean_words = _count_words(targets) / len(targets)
-    if mean_words <= MAX_TER_WORDS:
-        names.append("ter")
-    if metrics.has_rouge() and _count_words(targets_by_source) > SUMMARY_RATIO * mean_words * len(targets_by_source):
-        names += ROUGE_NAMES
-    return names
-
-
-def has_long_targets(targets: Sequence[str]) -> bool:
-    """Whether targets have more than three words on average, so that n-grams of words are useful."""
-    return _count_words(targets) > MIN_BLEU_WORDS * len(targets)
-
-
-def _count_words(texts: Iterable[str]) -> int:
-    return sum(len(text.split()) for text in texts)
-
-
-def max_target_tokens(tokenizer: Tokenizer, targets: Sequence[str]) -> int:
-    """The tokens of the longest target; its characters if the tokenizer cannot encode one of the targets."""
-    try:
-        return max(map(len, tokenizer.target.encode_batch(targets)), default=0)
-    except QkvError:
-        return max(map(len, targets))
 
 
 TRANSLATE = TranslateTask()
