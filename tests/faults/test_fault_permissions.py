@@ -135,6 +135,6 @@ def test_the_command_line_reports_what_the_system_refuses(
     def fail(*arguments: object, **options: object) -> None:
         raise OSError(28, "No space left on device", "/tmp/full")
 
-    monkeypatch.setattr("qkv.cli.app", fail)
+    monkeypatch.setattr("qkv.cli.make_app", lambda arguments: fail)
     assert run_command(["info", "bert-tiny"]) == 1
     assert "qkv: /tmp/full: No space left on device" in capsys.readouterr().err

@@ -11,8 +11,8 @@ def test_models_are_listed_dropped_and_loaded_by_name() -> None:
     with client({"a": decoder(), "b": chat_model()}) as http:
         listed = http.get("/v1/models").json()["data"]
         assert [(one["id"], one["state"], one["task"]) for one in listed] == [
-            ("a", "loaded", "language"),
-            ("b", "loaded", "language"),
+            ("a", "loaded", "complete"),
+            ("b", "loaded", "complete"),
         ]
         assert http.post("/models/a/drop").json()["state"] == "dropped"
         assert http.get("/v1/models/a").json()["state"] == "dropped"

@@ -13,8 +13,6 @@ from qkv import cli
 from qkv.blocks import Inputs
 from qkv.errors import QkvError, UsageError
 from qkv.inside import logit_attribution, logit_lens, rollout, vocabulary_effect, zero_ablate
-from qkv.tasks.run.complete import Completer
-from qkv.tasks.text_model import TextModel
 from qkv.tasks.train import train
 
 KINDS = {"seq2seq": "lstm", "causal_lm": "gru", "classification": "rnn", "tagging": "lstm"}
@@ -64,7 +62,7 @@ def test_a_text_is_completed_while_it_is_typed(runs: dict[str, Path]) -> None:
     model = qkv.load(runs["causal_lm"])
     for typed in ("The cat ", "The cat r", "The cat runs ", "The cat runs n", "The c", "The cat "):
         kept = model.complete(typed, top=2, max_tokens=3).suggestions
-        fresh = Completer(TextModel(model.network, model.tokenizer, model.config)).complete(typed, top=2, max_tokens=3)
+        fresh = qkv.Model(model.config, model.network, model.tokenizer).complete(typed, top=2, max_tokens=3)
         assert [one.text for one in kept] == [one.text for one in fresh.suggestions]
 
 

@@ -8,6 +8,7 @@ Results go to stdout, progress and notes to stderr. Exit codes: 0 success, 1 the
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import NoReturn
 
 from cyclopts import App, CycloptsError
@@ -16,7 +17,7 @@ from qkv import __version__
 from qkv.cli.openmp import BUSY_FRACTION, fraction_in_use, limit_spinning
 from qkv.cli.plugins import register_plugins
 from qkv.cli.shared import HELP, fast_imports
-from qkv.errors import QkvError, shorten
+from qkv.errors import QkvError, UsageError, shorten, suggest_name
 from qkv.render.console import NoColorConsole
 
 COMMANDS = {
@@ -46,17 +47,19 @@ RUN_SUMMARY = "Run a model on texts: generate text, classify, tag, answer, embed
 
 
 def make_app(arguments: Sequence[str]) -> App:
-    """The app with the command that is called, or with all commands, which are then only listed."""
+    """The app with the command that is called. Without a known command, all of them are imported, to be listed."""
     app = App(name="qkv", help=HELP, version=__version__, help_format="plaintext", console=NoColorConsole())
-    name = next((argument for argument in arguments if not argument.startswith("-")), "")
-    for command, path in COMMANDS.items():
-        if command == name == "run":
+    called = next((argument for argument in arguments if not argument.startswith("-")), "")
+    for name, path in COMMANDS.items():
+        if name == called or (called not in COMMANDS and name != "run"):
+            module, _, function = path.partition(":")
             with fast_imports():
-                from qkv.cli.run import run
-            app.command(run)
+                app.command(getattr(import_module(module), function), name=name)
         else:
-            app.command(path, name=command, **({"help": RUN_SUMMARY} if command == "run" else {}))
+            app.command(path, name=name, help=RUN_SUMMARY)
     register_plugins(app, arguments)
+    if called and called not in app:
+        raise UsageError(f"unknown command {called!r}; {suggest_name(called, sorted(app))}. Try: qkv --help")
     return app
 
 

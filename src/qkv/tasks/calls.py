@@ -64,7 +64,7 @@ class TaskCall(Generic[R]):
         batch_size: int | None = options.pop("batch_size", None)
         progress: OnProgress | None = options.pop("progress", None)
         task, names = self._task, self._task.parameters
-        model = self._calls.find_model(task)
+        self._calls.check_support(task)
         given = list(inputs) + [options.pop(name) for name in names[len(inputs) :] if name in options]
         if not 1 <= len(given) <= len(names):
             raise UsageError(f"m.{task.name} reads {' and '.join(names)}: m.{task.name}({', '.join(names)})")
@@ -74,7 +74,11 @@ class TaskCall(Generic[R]):
             )
         texts = given[0] if len(given) == 1 else join_inputs(names, given)
         size = task.batch_size if batch_size is None else batch_size
-        return map_texts(lambda several: task.run(model, several, options, size, progress), texts, size)
+
+        def run(several: Sequence[Any]) -> Sequence[Any]:
+            return task.run(self._calls.find_model(task), several, options, size, progress)
+
+        return map_texts(run, texts, size)
 
 
 class TaskCalls:
@@ -109,9 +113,12 @@ class TaskCalls:
         text to tag.
         """
         task = find_task(self.config)
-        model, size = self.find_model(task), task.batch_size if batch_size is None else batch_size
-        progress = options.pop("progress", None)
-        return map_texts(lambda several: task.run_default(model, several, options, size, progress), texts, size)
+        size, progress = task.batch_size if batch_size is None else batch_size, options.pop("progress", None)
+
+        def run(several: Sequence[Any]) -> Sequence[Any]:
+            return task.run_default(self.find_model(task), several, options, size, progress)
+
+        return map_texts(run, texts, size)
 
     @overload
     def chat(self, messages: Any, *, stream: Literal[False] = False, **options: Any) -> "ChatReply": ...
@@ -155,7 +162,13 @@ class TaskCalls:
         return kept[1]
 
     def find_model(self, task: Task, call: str = "") -> TextModel:
-        """The model, or an error if it does not support a task: what the model is, and which calls it supports."""
+        """The model for a task, or an error if it does not support the task or has no tokenizer."""
+        self.check_support(task, call)
+        kept = self.__dict__.setdefault("_kept", {})
+        return TextModel(self.network, require_tokenizer(self.tokenizer), self.config, kept=kept)
+
+    def check_support(self, task: Task, call: str = "") -> None:
+        """Raise an error if the model does not support a task: what the model is, and which calls it supports."""
         if not task.supports(self.config):
             found = find_task(self.config)
             family, head = ARTICLES[self.config.family], self.config.head.kind
@@ -163,8 +176,6 @@ class TaskCalls:
                 f"m.{call or task.name} needs a model that {task.description}, but this model is {family} with head "
                 f"{head!r}, which {found.description}; use {found.list_calls()}"
             )
-        kept = self.__dict__.setdefault("_kept", {})
-        return TextModel(self.network, require_tokenizer(self.tokenizer), self.config, kept=kept)
 
 
 def map_texts(run: Callable[[Sequence[Any]], Sequence[Any]], texts: Any, batch_size: int) -> Any:
