@@ -29,9 +29,10 @@ from rich.table import Table
 from decode_peers import DEVICE, HALF, free, peer, peer_seconds, prompts_of, timed
 from qkv.blocks import HeadConfig, StackConfig
 from qkv.decode import GenerationOptions, GenerationResult, generate
-from qkv.decode.backend import FUSED_GREEDY, REFERENCE, choose_backend, greedy_kernels, runner_class
+from qkv.decode.backend import FUSED_GREEDY, REFERENCE, choose_backend
 from qkv.decode.beam import beam_search
 from qkv.decode.gpu.beam import BeamTensors, static_beam_search
+from qkv.decode.gpu.generate import greedy_kernels, runner_class
 from qkv.decode.gpu.graphs import STEPS_BETWEEN_CHECKS, GraphedSteps
 from qkv.decode.gpu.greedy import GreedyState, greedy_steps
 from qkv.decode.gpu.static_runner import StaticRunner

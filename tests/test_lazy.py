@@ -1,15 +1,18 @@
 """Packages and functions that are imported when they are first used."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 import qkv
 import qkv.decode
-from qkv.lazy import lazy_names
+from qkv.lazy import lazy_function, lazy_names
 
+SOURCE = Path(qkv.__file__).parent.parent
 ROOT = Path(qkv.__file__).parent
+PATH = re.compile(r"qkv\w*(\.\w+)+:\w+")
 LAZY_PACKAGES = [path for path in sorted(ROOT.rglob("__init__.py")) if "lazy_names(" in path.read_text("utf-8")]
 
 
@@ -18,6 +21,34 @@ def test_a_name_is_imported_from_its_module_and_kept() -> None:
     assert import_name("GenerationOptions") is vars(qkv.decode)["GenerationOptions"]
     with pytest.raises(AttributeError, match=r"module 'qkv\.decode' has no attribute 'Nothing'"):
         import_name("Nothing")
+
+
+def test_a_function_is_imported_when_it_is_called() -> None:
+    assert lazy_function("math:hypot")(3, 4) == 5
+    with pytest.raises(ModuleNotFoundError, match="qkv_nothing"):
+        lazy_function("qkv_nothing:hypot")()
+
+
+def defined_names(path: Path) -> set[str]:
+    """What a file defines at its top."""
+    found = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for target in getattr(node, "targets", [getattr(node, "target", node)]):
+            found.add(getattr(target, "name", getattr(target, "id", "")))
+    return found
+
+
+def test_everything_that_is_imported_later_exists() -> None:
+    """The rows of open tables and the functions of `lazy_function`, such as "qkv.train.optim.muon:make_muon"."""
+    found = set()
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and PATH.fullmatch(node.value):
+                found.add(node.value)
+    assert len(found) > 20
+    for lazy in sorted(found):
+        module, name = lazy.split(":")
+        assert name in defined_names(SOURCE / (module.replace(".", "/") + ".py")), lazy
 
 
 @pytest.mark.parametrize("path", LAZY_PACKAGES, ids=lambda path: path.parent.name)

@@ -24,7 +24,6 @@ from qkv.arguments import (
 )
 from qkv.blocks import HeadConfig, Inputs, Tap
 from qkv.decode import GenerationOptions, GenerationResult, TokenLogprob
-from qkv.decode.cpu.quantize import int8_note
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.models import Config, Network, build
 from qkv.models.tables import presets
@@ -522,6 +521,8 @@ class Model(TaskCalls):
 
         This model is not changed. If "int4" leaves matrices in int8 because of their shape, the copy has a note on it.
         """
+        from qkv.decode.cpu.quantize import int8_note
+
         network: Any = self.network  # Any, because the type checker does not know that the copy has the same class
         quantized = decode.quantize(network, precision)
         note = int8_note(network) if precision == "int4" else None

@@ -1,4 +1,4 @@
-"""Packages that import a name when it is first used, so that a program loads only the modules that it needs.
+"""Names that are imported when they are first used, so that a program loads only the modules that it needs.
 
     if TYPE_CHECKING:
         from qkv.blocks.mask import Mask, make_layout
@@ -6,6 +6,8 @@
         __getattr__ = lazy_names(__name__, {"mask": "Mask make_layout"})
 
 A module of such a package must not have the name of one of these functions or classes: importing it would hide them.
+
+    GPU = Backend("gpu", lazy_function("qkv.decode.gpu.generate:generate_greedy"))
 """
 
 import sys
@@ -26,3 +28,9 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
         return value
 
     return import_name
+
+
+def lazy_function(path: str) -> Callable[..., Any]:
+    """Return a function that imports another one, such as "package.module:function", when it is called."""
+    module, _, name = path.partition(":")
+    return lambda *args, **named: getattr(import_module(module), name)(*args, **named)

@@ -20,23 +20,17 @@ network and the call does not ask for the compiler. Otherwise they run in PyTorc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
-from qkv.blocks.kernels.gpu import has_triton
 from qkv.decode.cpu import step as cpu_step
-from qkv.decode.gpu import static_runner
-from qkv.decode.gpu.beam import static_beam_search
-from qkv.decode.gpu.graph_runner import GraphRunner
-from qkv.decode.gpu.greedy import Kernels, decode_greedy
-from qkv.decode.gpu.static_runner import StaticRunner
-from qkv.decode.loop import GenerationCall, decode_loop, generate_with_runner, result_until_stop, search_results
+from qkv.decode.loop import GenerationCall, generate_with_runner
 from qkv.decode.options import GenerationOptions
-from qkv.decode.result import FinishReason, GenerationResult, TokenLogprob
-from qkv.decode.runner import ModelRunner
-from qkv.decode.selection import NonFiniteLogits
-from qkv.decode.speculative.draft import Draft
-from qkv.decode.speculative.speculate import SpeculativeResult, generate_speculatively
+from qkv.decode.result import GenerationResult
+from qkv.lazy import lazy_function
 from qkv.models import Network
+
+if TYPE_CHECKING:
+    from qkv.decode.speculative.draft import Draft
 
 
 @dataclass(frozen=True)
@@ -70,98 +64,6 @@ class Backend:
         )
 
 
-def generate_greedy(call: GenerationCall, *, fused: bool) -> list[GenerationResult]:
-    """Decode greedily on a GPU. The tokens are copied to the CPU once, after the last step."""
-    runner, call = prepare_batch_on_gpu(call)
-    options, eos_token_ids = call.options, call.eos_token_ids
-    kernels = greedy_kernels(call.network, fused=fused, compiled=options.compile)
-    greedy = decode_greedy(runner, eos_token_ids, options.max_tokens, compiled=options.compile, kernels=kernels)
-    if bool(greedy.logprobs.isnan().any()):
-        raise NonFiniteLogits()
-    results = []
-    for row, (tokens, logprobs) in enumerate(zip(greedy.written.tolist(), greedy.logprobs.tolist(), strict=True)):
-        num_tokens = tokens.index(-1) if -1 in tokens else len(tokens)
-        token_logprobs = [TokenLogprob(*pair) for pair in zip(tokens[:num_tokens], logprobs, strict=False)]
-        if options.stop:  # A stop string may end the text before the last token.
-            results.append(result_until_stop(call, row, token_logprobs))
-            continue
-        ended = tokens[num_tokens - 1] in eos_token_ids
-        ids = tokens[: num_tokens - ended]
-        finish_reason: FinishReason = "end" if ended else "length"
-        score = sum(logprobs[:num_tokens])
-        results.append(GenerationResult(call.decode_text(ids), ids, score, finish_reason, token_logprobs))
-    return results
-
-
-def generate_with_graphs(call: GenerationCall, *, fused: bool) -> list[GenerationResult]:
-    """Decode greedily or by sampling on a GPU. The tokens are copied to the CPU after every step."""
-    runner, call = prepare_batch_on_gpu(call)
-    options = call.options
-    graphs = GraphRunner(
-        runner,
-        options.max_tokens,
-        compiled=options.compile,
-        runner_class=StaticRunner if fused else runner_class(call.network, compiled=options.compile),
-        fused_decoder=_fused_step().FusedDecoder if fused else None,
-    )
-    return decode_loop(graphs, call)
-
-
-def generate_beams(call: GenerationCall) -> list[GenerationResult]:
-    """Run beam search on a GPU. The hypotheses are copied to the CPU once, after the last step."""
-    runner, call = prepare_batch_on_gpu(call)
-    kind = runner_class(call.network, compiled=call.options.compile)
-    return search_results(call, static_beam_search(runner, call.options, call.eos_token_ids, runner_class=kind))
-
-
-def generate_with_draft(call: GenerationCall) -> list[SpeculativeResult]:
-    """Run speculative decoding."""
-    return generate_speculatively(call, cpu=cpu_step.is_supported(call.network))
-
-
-def prepare_batch_on_gpu(call: GenerationCall) -> tuple[ModelRunner, GenerationCall]:
-    """Prepare the batch of a call. The prompts are read in Triton kernels if these implement the network."""
-    runner, call = call.prepare_batch()
-    if has_triton() and runner.tokens.is_cuda:
-        from qkv.decode.gpu import batched_prefill
-
-        if batched_prefill.is_supported(call.network):
-            runner.next_logits = batched_prefill.next_logits
-    return runner, call
-
-
-def runner_class(network: Network, *, compiled: bool = False) -> type[StaticRunner]:
-    """Return `BatchedRunner` if its kernels can run the steps, else `StaticRunner`."""
-    if compiled or not has_triton() or next(network.parameters()).device.type != "cuda":
-        return StaticRunner
-    from qkv.decode.gpu import batched_runner
-
-    return batched_runner.BatchedRunner if batched_runner.is_supported(network) else StaticRunner
-
-
-def greedy_kernels(network: Network, *, fused: bool, compiled: bool) -> Kernels | None:
-    """Return the kernels for greedy steps: those for one sequence if `fused`, else those for batches, or None."""
-    if fused:
-        return Kernels(StaticRunner, _fused_step().FusedGreedyStep)
-    kind = runner_class(network, compiled=compiled)
-    if kind is StaticRunner:
-        return None
-    from qkv.decode.gpu.batched_runner import BatchedGreedyStep
-
-    return Kernels(kind, BatchedGreedyStep)
-
-
-def _supports_fused(network: Network) -> bool:
-    return static_runner.is_supported(network) and has_triton() and bool(_fused_step().is_supported(network))
-
-
-def _fused_step() -> Any:
-    """Import the module `fused_step` on first use, because it needs Triton, which may not be installed."""
-    from qkv.decode.gpu import fused_step
-
-    return fused_step
-
-
 EVERY_OPTION = frozenset(field.name for field in fields(GenerationOptions))
 GREEDY_OPTIONS = frozenset({"max_tokens", "prefix", "stop", "compile"})
 BEAM_OPTIONS = GREEDY_OPTIONS | {
@@ -172,16 +74,20 @@ LOOP_OPTIONS = GREEDY_OPTIONS | {
     *("suppress_tokens", "logits_processors", "constraint", "logprobs"),
 }
 
-SPECULATIVE = Backend("speculative", generate_with_draft, LOOP_OPTIONS)
-FUSED_GREEDY = Backend(
-    "fused_greedy", partial(generate_greedy, fused=True), GREEDY_OPTIONS, "cuda", _supports_fused, False, 1
+SPECULATIVE = Backend(
+    "speculative", lazy_function("qkv.decode.speculative.speculate:generate_speculatively"), LOOP_OPTIONS
 )
-FUSED = Backend("fused", partial(generate_with_graphs, fused=True), LOOP_OPTIONS, "cuda", _supports_fused, True, 1)
-GPU_GREEDY = Backend(
-    "gpu_greedy", partial(generate_greedy, fused=False), GREEDY_OPTIONS, "cuda", static_runner.is_supported, False
-)
-GPU_BEAM = Backend("gpu_beam", generate_beams, BEAM_OPTIONS, "cuda", static_runner.is_supported, requires_beam=True)
-GPU = Backend("gpu", partial(generate_with_graphs, fused=False), LOOP_OPTIONS, "cuda", static_runner.is_supported)
+# The functions of the GPU's backends are imported when a network on a GPU needs them.
+SUPPORTS_GPU = lazy_function("qkv.decode.gpu.static_runner:is_supported")
+SUPPORTS_FUSED = lazy_function("qkv.decode.gpu.generate:supports_fused")
+GREEDY = lazy_function("qkv.decode.gpu.generate:generate_greedy")
+GRAPHS = lazy_function("qkv.decode.gpu.generate:generate_with_graphs")
+BEAMS = lazy_function("qkv.decode.gpu.generate:generate_beams")
+FUSED_GREEDY = Backend("fused_greedy", partial(GREEDY, fused=True), GREEDY_OPTIONS, "cuda", SUPPORTS_FUSED, False, 1)
+FUSED = Backend("fused", partial(GRAPHS, fused=True), LOOP_OPTIONS, "cuda", SUPPORTS_FUSED, True, 1)
+GPU_GREEDY = Backend("gpu_greedy", partial(GREEDY, fused=False), GREEDY_OPTIONS, "cuda", SUPPORTS_GPU, False)
+GPU_BEAM = Backend("gpu_beam", BEAMS, BEAM_OPTIONS, "cuda", SUPPORTS_GPU, requires_beam=True)
+GPU = Backend("gpu", partial(GRAPHS, fused=False), LOOP_OPTIONS, "cuda", SUPPORTS_GPU)
 CPU = Backend("cpu", partial(generate_with_runner, cpu=True), EVERY_OPTION - {"tap"}, "cpu", cpu_step.is_supported)
 REFERENCE = Backend("reference", generate_with_runner, EVERY_OPTION)
 
@@ -196,7 +102,7 @@ def choose_backend(
     *,
     batch_size: int = 1,
     streams: bool = False,
-    draft: Draft | None = None,
+    draft: "Draft | None" = None,
     backends: Sequence[Backend] = BACKENDS,
 ) -> Backend:
     """Return `SPECULATIVE` if there is a draft, else the first of `backends` that supports the call."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -16,10 +16,15 @@ from qkv.decode.result import GenerationResult, TokenLogprob
 from qkv.decode.runner import MAX_PREALLOCATED_TOKENS, check_max_length, start_token
 from qkv.decode.selection import token_logprobs
 from qkv.decode.sequence import OnText
-from qkv.decode.speculative.draft import Draft, DraftModel, PromptLookup
 from qkv.errors import QkvError, UsageError
+from qkv.lazy import lazy_function
 from qkv.models import Network
 from qkv.text import Tokenizer
+
+if TYPE_CHECKING:
+    from qkv.decode.speculative.draft import Draft
+
+make_draft = lazy_function("qkv.decode.speculative.draft:make_draft")
 
 MAX_CACHE_BYTES = 2**31
 """On a CPU, `generate` runs as many prompts at once as need this much memory for keys and values."""
@@ -33,7 +38,7 @@ def generate(
     tokenizer: Tokenizer | None = None,
     on_text: OnText | None = None,
     *,
-    draft: Draft | Network | Literal["lookup"] | None = None,
+    draft: "Draft | Network | Literal['lookup'] | None" = None,
 ) -> list[GenerationResult]:
     """Return one result per prompt, in order. For an encoder-decoder, `prompts` are the sources.
 
@@ -57,7 +62,8 @@ def generate(
         raise UsageError("edits and a draft: speculative decoding cannot change activations; leave out one of them")
     if not prompts:
         return []
-    speculation, sequences = make_draft(draft), [as_prompt(prompt) for prompt in prompts]
+    speculation = None if draft is None else make_draft(draft)
+    sequences = [as_prompt(prompt) for prompt in prompts]
     has_payloads = any(isinstance(sequence, Prompt) for sequence in sequences)
     if has_payloads and draft is not None:
         raise UsageError("payloads and a draft: speculative decoding reads only token ids; leave out one of them")
@@ -93,17 +99,6 @@ def shift_index(on_text: OnText | None, offset: int) -> OnText | None:
     if on_text is None or offset == 0:
         return on_text
     return lambda index, text: on_text(index + offset, text)
-
-
-def make_draft(draft: Draft | Network | str | None) -> Draft | None:
-    """Convert the `draft` argument of `generate` to a `Draft`."""
-    if isinstance(draft, Network):
-        return DraftModel(draft)
-    if draft == "lookup":
-        return PromptLookup()
-    if isinstance(draft, str) or not (draft is None or hasattr(draft, "make_proposer")):
-        raise UsageError(f'draft = {draft!r}: must be a network, "lookup", a DraftModel or a PromptLookup')
-    return draft
 
 
 @torch.inference_mode()

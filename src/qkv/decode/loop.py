@@ -7,6 +7,7 @@ backend must give the same results.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,10 +19,12 @@ from qkv.decode.runner import ModelRunner, TokenRunner, make_runner
 from qkv.decode.sampling import draw_uniforms, make_generators
 from qkv.decode.selection import NonFiniteLogits, TokenSelector, unpack_step_output
 from qkv.decode.sequence import GeneratedSequence, OnText
-from qkv.decode.speculative.draft import Draft
 from qkv.errors import QkvError
 from qkv.models import Network
 from qkv.text import Tokenizer
+
+if TYPE_CHECKING:
+    from qkv.decode.speculative.draft import Draft
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class GenerationCall:
     options: GenerationOptions
     tokenizer: Tokenizer | None = None
     on_text: OnText | None = None
-    draft: Draft | None = None
+    draft: "Draft | None" = None
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

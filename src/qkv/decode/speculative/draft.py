@@ -195,3 +195,14 @@ class DraftModelProposer:
         self._cached_tokens = list(text)
         x, _ = self.network.hidden(new, cache=self.cache, memory=self.cross_cache)
         return promote_to_float32(self.network.head.project(x[:, -1]))
+
+
+def make_draft(draft: Draft | Network | str) -> Draft:
+    """Convert the `draft` argument of `generate` to a `Draft`."""
+    if isinstance(draft, Network):
+        return DraftModel(draft)
+    if draft == "lookup":
+        return PromptLookup()
+    if isinstance(draft, str) or not hasattr(draft, "make_proposer"):
+        raise UsageError(f'draft = {draft!r}: must be a network, "lookup", a DraftModel or a PromptLookup')
+    return draft

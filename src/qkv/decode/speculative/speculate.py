@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from qkv.decode.cache_edits import crop_cache
+from qkv.decode.cpu.step import is_supported
 from qkv.decode.filters import make_filters
 from qkv.decode.loop import GenerationCall
 from qkv.decode.result import GenerationResult
@@ -41,15 +42,16 @@ class SpeculativeResult(GenerationResult):
         return self.num_accepted / self.num_proposed if self.num_proposed else 0.0
 
 
-def generate_speculatively(call: GenerationCall, *, cpu: bool = False) -> list[SpeculativeResult]:
+def generate_speculatively(call: GenerationCall) -> list[SpeculativeResult]:
     """Return one result per prompt. Prompts run one after another: a draft reduces the latency of a single text.
 
-    With `cpu`, `cpu.encoder` encodes the sources.
+    If the CPU backend supports the network, `cpu.encoder` encodes the sources.
     """
     if call.options.beam > 1:
         raise UsageError(
             f"beam = {call.options.beam}: speculative decoding has no beam search; set beam = 1 or leave out draft"
         )
+    cpu = is_supported(call.network)
     return [_generate_one(call, index, cpu) for index in range(len(call.prompts))]
 
 

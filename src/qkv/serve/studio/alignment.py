@@ -1,10 +1,11 @@
 """The word alignment of a source and its translation, by the method of `m.translate(align=True)`."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from qkv.api import Model
-from qkv.inside import Edit
+from qkv.inside import Edit, EditTap
 from qkv.serve.studio.requests import MAX_WORDS
 from qkv.tasks.run.translation.align import align_words
 from qkv.tasks.text_model import TextModel, require_tokenizer
@@ -18,7 +19,9 @@ def describe_alignment(model: Model, source: str, target_ids: Sequence[int], edi
     source_words, target_words = split_words(source), split_words(target)
     links = []
     if len(source_words) <= MAX_WORDS:
-        links = align_words(TextModel(model.network, tokenizer, model.config), source, target, target_ids, edits=edits)
+        text_model = TextModel(model.network, tokenizer, model.config)
+        make_tap = partial(EditTap, edits) if edits else lambda: None
+        links = align_words(text_model, source, target, target_ids, make_tap=make_tap)
     return {
         "source": [source[start:end] for start, end in source_words],
         "target": [target[start:end] for start, end in target_words],

@@ -9,13 +9,13 @@ T target tokens, W source words
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
 
+from qkv.blocks import Tap
 from qkv.decode import score
-from qkv.inside import Edit, EditTap
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.tasks.run.generated_text import WordLink
 from qkv.tasks.text_model import TextModel
@@ -26,11 +26,16 @@ SOURCES_PER_BATCH = 32
 
 
 def align_words(
-    model: TextModel, source: str, target: str, target_ids: Sequence[int], prompt: str = "", edits: Sequence[Edit] = ()
+    model: TextModel,
+    source: str,
+    target: str,
+    target_ids: Sequence[int],
+    prompt: str = "",
+    make_tap: Callable[[], Tap | None] = lambda: None,
 ) -> list[WordLink]:
     """A link for each word of the target that depends on a source word. `target_ids` are the tokens of the target.
 
-    `prompt` is the text before the source. `edits` are applied whenever the target is scored.
+    `prompt` is the text before the source. `make_tap` makes the tap of each forward pass that scores the target.
     """
     ids, offsets = model.tokenizer.encode_with_offsets(prompt + source, add_special_tokens=True)
     source_words, target_words = split_words(source), split_words(target)
@@ -38,7 +43,7 @@ def align_words(
         return []
     source_of = token_words(source, source_words, [(start - len(prompt), end - len(prompt)) for start, end in offsets])
     target_of = token_words(target, target_words, generated_offsets(model.tokenizer.target, target_ids))
-    drops = probability_drops(model, ids, source_of, len(source_words), target_ids, edits)
+    drops = probability_drops(model, ids, source_of, len(source_words), target_ids, make_tap)
     links = []
     for number, (start, end) in enumerate(target_words):
         rows = [row for row, word in enumerate(target_of) if word == number]
@@ -57,7 +62,7 @@ def probability_drops(
     source_of: Sequence[int | None],
     num_words: int,
     target: Sequence[int],
-    edits: Sequence[Edit] = (),
+    make_tap: Callable[[], Tap | None] = lambda: None,
 ) -> np.ndarray:
     """How much the log-probability of each target token falls without each source word (T, W)."""
     if num_words == 1:  # nothing would be left of the source
@@ -67,7 +72,7 @@ def probability_drops(
     with eval_mode(model.network):
         for start in range(0, len(sources), SOURCES_PER_BATCH):
             batch = sources[start : start + SOURCES_PER_BATCH]
-            rows = score(model.network, batch, [target] * len(batch), tap=EditTap(edits) if edits else None)
+            rows = score(model.network, batch, [target] * len(batch), tap=make_tap())
             scored += [[one.logprob for one in row] for row in rows]
     logprobs = np.array(scored).T
     drops: np.ndarray = logprobs[:, :1] - logprobs[:, 1:]
