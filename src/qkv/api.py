@@ -78,7 +78,7 @@ def load(
     stored = run_models.load_model(name, device=parse_device(device), dtype=parse_dtype(dtype), head=head)
     for note in stored.notes:
         log.warning("%s: %s", name, note)
-    return Model(stored.config, stored.network, stored.tokenizer, stored.notes)
+    return Model(stored.config, stored.network, stored.tokenizer, stored.notes, stored.processor)
 
 
 def new(
@@ -154,12 +154,19 @@ class Model(TaskCalls):
     """A network with its config and tokenizer. Its calls on texts are in `TaskCalls`."""
 
     def __init__(
-        self, config: Config, network: Network, tokenizer: Tokenizer | None = None, notes: Iterable[str] = ()
+        self,
+        config: Config,
+        network: Network,
+        tokenizer: Tokenizer | None = None,
+        notes: Iterable[str] = (),
+        processor: Mapping[str, Any] | None = None,
     ) -> None:
+        """`processor` has the settings that turn images or sounds into payloads. `save` writes them."""
         self.config = config
         self.network = network
         self.tokenizer = tokenizer
         self.notes = list(notes)
+        self.processor = processor
 
     def __repr__(self) -> str:
         stack = self.config.stack
@@ -230,7 +237,7 @@ class Model(TaskCalls):
 
     def trace(
         self,
-        text: str | tuple[str, str] | Sequence[int],
+        text: str | tuple[str, str] | Sequence[int] | Inputs,
         target: str | Sequence[int] | None = None,
         *,
         sites: str | Iterable[str] | None = None,
@@ -255,7 +262,7 @@ class Model(TaskCalls):
 
     def look(
         self,
-        text: str | tuple[str, str] | Sequence[int],
+        text: str | tuple[str, str] | Sequence[int] | Inputs,
         target: str | Sequence[int] | None = None,
         *,
         layers: Iterable[int] | None = None,
@@ -363,7 +370,7 @@ class Model(TaskCalls):
 
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        prompts: str | Inputs | Sequence[str | Inputs] | Sequence[int] | Sequence[Sequence[int]],
         *,
         max_tokens: int = 64,
         beam: int = 1,
@@ -378,9 +385,9 @@ class Model(TaskCalls):
     ) -> GenerationResult | list[GenerationResult]:
         """Generate text. A decoder continues prompts; an encoder-decoder produces a target for each source.
 
-        `prompts` is a text, a list of token ids, or a list of either. One prompt gives one result, and a list gives a
-        list. `options` are further fields of `qkv.decode.GenerationOptions`. `on_text(index, text)` is called with each
-        new chunk of text and the index of its prompt.
+        `prompts` is a text, a list of token ids, `Inputs` of one sequence, or a list of these. One prompt gives one
+        result, and a list gives a list. `options` are further fields of `qkv.decode.GenerationOptions`.
+        `on_text(index, text)` is called with each new chunk of text and the index of its prompt.
 
         `draft` turns on speculative decoding. It is a smaller model with the same family and tokenizer (a `Model` or
         its folder), or "lookup" for prompt look-up decoding. The generated text is the same as without a draft.
@@ -388,8 +395,9 @@ class Model(TaskCalls):
         `edits` change activations inside the model while it generates (see `qkv.inside.edits`).
         """
         prompts = as_list(prompts)
-        check_list(prompts, "prompts must be a text, token ids, or a list of either")
-        is_single = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], Integral))
+        if not isinstance(prompts, Inputs):
+            check_list(prompts, "prompts must be a text, token ids, or a list of either")
+        is_single = isinstance(prompts, str | Inputs) or (bool(prompts) and isinstance(prompts[0], Integral))
         listed: Any = [prompts] if is_single else prompts
         named = {"max_tokens": max_tokens, "beam": beam, "temperature": temperature, "top_p": top_p, "seed": seed}
         generation = make_generation_options({**named, "stop": stop, **options})
@@ -463,8 +471,11 @@ class Model(TaskCalls):
         scores: list[list[TokenLogprob]] = decode.score(self.network, ids, target_ids)
         return scores
 
-    def _encode_prompt(self, prompt: str | Sequence[int]) -> list[int]:
+    def _encode_prompt(self, prompt: str | Inputs | Sequence[int]) -> list[int] | Inputs:
         """Encode a prompt, and check that its ids are in the vocabulary."""
+        if isinstance(prompt, Inputs):
+            check_ids(prompt.ids, "prompt", max(self._source_vocab_size, 1), self.device)
+            return prompt
         prompt = as_list(prompt)
         if isinstance(prompt, str):
             ids = prompt_ids(self._require_tokenizer("give token ids"), self.config, prompt)
@@ -526,7 +537,8 @@ class Model(TaskCalls):
         network: Any = self.network  # Any, because the type checker does not know that the copy has the same class
         quantized = decode.quantize(network, precision)
         note = int8_note(network) if precision == "int4" else None
-        return Model(self.config, quantized, self.tokenizer, [*self.notes, *([note] if note else [])])
+        notes = [*self.notes, *([note] if note else [])]
+        return Model(self.config, quantized, self.tokenizer, notes, self.processor)
 
     def save(self, folder: str | Path, *, int8: bool = False) -> None:
         """Write a qkv model folder. `int8` stores the matrices in int8, in a quarter of the space of float32.
@@ -534,7 +546,7 @@ class Model(TaskCalls):
         Each row of a matrix has its own scale. A model that is loaded from such a folder has float32 weights again,
         which differ from the original ones by at most 1/254 of the largest weight of their row.
         """
-        store.write_model(folder, self.config, self.network, self.tokenizer, int8=int8)
+        store.write_model(folder, self.config, self.network, self.tokenizer, processor=self.processor, int8=int8)
 
     def export(self, folder: str | Path, format: str = "hf") -> str:
         """Write a folder for another library, and return the name of the class that loads it, or of the ONNX files.

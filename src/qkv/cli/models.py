@@ -111,7 +111,7 @@ def import_(model: str, /, out: Path | None = None, *, json: Json = False) -> No
     check_folder(model, folder, replaces_model=False)
     stored = store.read_model(model)
     print_notes(model, stored.notes)
-    store.write_model(folder, stored.config, stored.network, stored.tokenizer)
+    store.write_model(folder, stored.config, stored.network, stored.tokenizer, processor=stored.processor)
     print_result(
         json, f"wrote {folder}; load it with qkv.load({str(folder)!r})", {"folder": str(folder), "notes": stored.notes}
     )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.blocks import Mask, Stack, make_layout
+from qkv.blocks import Mask, Stack
 from qkv.blocks.attention import Attention, pattern, scores
 from qkv.blocks.block import Block
 from qkv.blocks.kernels.prepared import PreparedMask
@@ -47,10 +47,10 @@ def compute_pattern(network: Network, trace: Trace, site: str, heads: Sequence[i
     stack, attention = find_attention(network, site)
     prefix, chosen = site.removesuffix("pattern"), list(heads)
     q, k = trace[f"{prefix}q"][chosen], trace[f"{prefix}k"][key_heads(attention, chosen)]
-    queries = make_layout(torch.tensor([trace.queries(site).ids]))
+    queries = trace.queries(site).layout()
     bias = None
     if "cross_" in site:
-        mask = Mask(queries, make_layout(torch.tensor([trace.keys(site).ids])))
+        mask = Mask(queries, trace.keys(site).layout())
     else:
         mask = Mask(queries, queries, stack.causal, stack.config.window_of(int(site.split(".")[1])))
         if stack.bias is not None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import Inputs
+from qkv.blocks.inputs import Prompt
 from qkv.decode.runner import start_token
 from qkv.errors import UsageError
 from qkv.inside.trace import Trace
@@ -21,7 +22,7 @@ from qkv.models import Network
 from qkv.text import Tokenizer
 
 Example = Sequence[int] | tuple[Sequence[int], Sequence[int]]
-"""Token ids; for an encoder-decoder, the ids of the source and of the decoder's input."""
+"""Token ids, or a `Prompt` with payloads; for an encoder-decoder, those of the source and of the decoder's input."""
 MAX_WINDOW_TOKENS = 256
 
 
@@ -78,6 +79,8 @@ def make_inputs(
 
 def repeat_inputs(network: Network, trace: Trace, batch_size: int) -> Inputs:
     """Return the inputs of a trace, repeated `batch_size` times."""
+    if any(tokens.positions for tokens in trace.tokens.values()):
+        raise UsageError("a trace does not keep the payloads of this text; trace a text without payloads")
     parts = [tokens.ids for tokens in trace.tokens.values()]
     example: Example = parts[0] if len(parts) == 1 else (parts[0], parts[1])
     types = None if trace.token_type_ids is None else [trace.token_type_ids] * batch_size
@@ -95,11 +98,11 @@ def token_mask(inputs: Inputs) -> Tensor:
     return is_token if inputs.document_ids is None else inputs.document_ids != 0
 
 
-def _check_ids(ids: Any, vocab_size: int, name: str) -> list[int]:
+def _check_ids(ids: Any, vocab_size: int, name: str) -> Sequence[int]:
     checked = [int(i) for i in ids]
     if not checked:
         raise UsageError(f"{name}: there is no token; give at least one")
-    wrong = [i for i in checked if not 0 <= i < vocab_size]
+    wrong = [i for i in checked if not 0 <= i < max(vocab_size, 1)]
     if wrong:
         raise UsageError(f"{name}: token id {wrong[0]} is outside this model's vocabulary of {vocab_size}")
-    return checked
+    return ids if isinstance(ids, Prompt) else checked

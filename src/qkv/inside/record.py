@@ -12,6 +12,8 @@ from itertools import islice
 
 from torch import Tensor
 
+from qkv.blocks import Inputs
+from qkv.blocks.inputs import as_prompt
 from qkv.errors import UsageError
 from qkv.inside.edit_tap import Edit, EditTap, check_edits
 from qkv.inside.forward import Example, make_inputs
@@ -29,7 +31,7 @@ MAX_TRACE_BYTES = 2 * 1024**3
 
 def trace(
     network: Network,
-    ids: Sequence[int],
+    ids: Sequence[int] | Inputs,
     target_ids: Sequence[int] | None = None,
     *,
     sites: str | Iterable[str] = DEFAULT_SITES,
@@ -41,12 +43,13 @@ def trace(
 ) -> Trace:
     """Run the network on one text and record its activations.
 
-    `ids` are the tokens of the text. For an encoder-decoder they are the source, and `target_ids` are the tokens that
-    the decoder reads, which begin with `decoder_start_token_id`. `sites` are glob patterns of site names, and "logits"
-    is the output of the head. `heads` limits the heads of scores and patterns. The tokenizer supplies the texts of the
-    tokens. `edits` change activations (see `qkv.inside.edits`); a trace records the changed values. A trace larger than
-    `max_bytes` is an error.
+    `ids` are the tokens of the text, or `Inputs` of one sequence, which may have payloads. For an encoder-decoder they
+    are the source, and `target_ids` are the tokens that the decoder reads, which begin with `decoder_start_token_id`.
+    `sites` are glob patterns of site names, and "logits" is the output of the head. `heads` limits the heads of scores
+    and patterns. The tokenizer supplies the texts of the tokens. `edits` change activations (see `qkv.inside.edits`); a
+    trace records the changed values. A trace larger than `max_bytes` is an error.
     """
+    ids = as_prompt(ids)
     example: Example = ids if target_ids is None else (ids, target_ids)
     types = None if token_type_ids is None else [token_type_ids]
     tap = RecordingTap(network.config, sites, heads, max_bytes, edits)

@@ -3,6 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
+from qkv.blocks import SequenceLayout, make_layout
+from qkv.blocks.inputs import Prompt
 from qkv.text import Tokenizer
 
 
@@ -13,16 +17,23 @@ class TokenList:
     ids: tuple[int, ...]
     texts: tuple[str, ...]  # the text of each token; "#7" if there is no tokenizer
     special: tuple[bool, ...]  # whether each token is a special token
+    positions: tuple[int, ...] = ()  # the positions of a text with payloads; (): 0, 1, 2, …
 
     def __len__(self) -> int:
         return len(self.ids)
 
+    def layout(self) -> SequenceLayout:
+        """The layout of the tokens as one sequence."""
+        positions = torch.tensor([self.positions]) if self.positions else None
+        return make_layout(torch.tensor([self.ids]), None, positions)
+
 
 def list_tokens(ids: Sequence[int], tokenizer: Tokenizer | None) -> TokenList:
     """Return token ids with their texts. Without a tokenizer, the text of id 7 is "#7"."""
+    positions = tuple(ids.positions) if isinstance(ids, Prompt) else ()
     ids = tuple(int(i) for i in ids)
     special = tokenizer.special_ids if tokenizer is not None else frozenset()
-    return TokenList(ids, tuple(token_text(i, tokenizer) for i in ids), tuple(i in special for i in ids))
+    return TokenList(ids, tuple(token_text(i, tokenizer) for i in ids), tuple(i in special for i in ids), positions)
 
 
 def token_text(token_id: int, tokenizer: Tokenizer | None) -> str:

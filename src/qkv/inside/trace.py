@@ -111,6 +111,9 @@ class Trace:
 def describe_trace(trace: Trace) -> dict[str, Any]:
     """Return everything about a trace that is not a tensor, as JSON values."""
     tokens = {stack: asdict(tokens) for stack, tokens in trace.tokens.items()}
+    for values in tokens.values():
+        if not values["positions"]:
+            del values["positions"]
     types = trace.token_type_ids
     return {"sites": list(trace.values), "tokens": tokens, "heads": trace.heads, "token_type_ids": types}
 

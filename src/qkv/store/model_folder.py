@@ -63,10 +63,13 @@ MODEL_FILES = (
     "special_tokens_map.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    "preprocessor_config.json",
     *SENTENCE_TRANSFORMERS_FILES,
 )
 """Saving a model deletes these files of an older model in the same folder, because a reader would mix the two."""
 
+PROCESSOR_FILE = "preprocessor_config.json"
+"""The settings that turn images or sounds into payloads, as the tokenizer's files turn texts into ids."""
 RECIPE_FILE = "recipe.toml"
 """A folder with this file is the folder of a training run, into which the run writes its model."""
 
@@ -79,6 +82,7 @@ class StoredModel:
     network: Network
     tokenizer: Tokenizer | None
     notes: list[str]  # messages about tensors that were ignored or newly initialised
+    processor: dict[str, Any] | None = None  # how images or sounds become payloads, from `PROCESSOR_FILE`
 
 
 def read_model(
@@ -114,7 +118,7 @@ def read_model(
     if missing := [name for name in shapes if name not in tensors]:
         initialise_missing(config, tensors, missing, notes, device)
     assign_parameters(network, tensors, device, dtype or weights.dtype)
-    return StoredModel(config, network.eval(), opened.tokenizer, notes)
+    return StoredModel(config, network.eval(), opened.tokenizer, notes, opened.processor)
 
 
 @dataclass
@@ -128,6 +132,7 @@ class _OpenedModel:
     hf_config: dict[str, Any] | None = None  # the values of config.json, for weights with Hugging Face's names
     head: HeadConfig | None = None  # of an embedding model of sentence-transformers
     notes: list[str] = field(default_factory=list)
+    processor: dict[str, Any] | None = None
 
 
 def _open_folder(name: str | Path, shapes_only: bool) -> _OpenedModel:
@@ -147,7 +152,9 @@ def _open_folder(name: str | Path, shapes_only: bool) -> _OpenedModel:
     weights = Weights(body, shapes_only=shapes_only)
     if not from_hf:
         config = parse_config(values, str(config_path))
-        return _OpenedModel(config_path, config, weights, _load_tokenizer(body))
+        path = body / PROCESSOR_FILE
+        processor = read_json_object(path) if path.exists() else None
+        return _OpenedModel(config_path, config, weights, _load_tokenizer(body), processor=processor)
     config, notes = read_hf_config(body, values, weights)
     head = sentence_transformers_head(folder)
     return _OpenedModel(body / "config.json", config, weights, _load_tokenizer(body), values, head, notes)
@@ -295,12 +302,14 @@ def write_model(
     tokenizer: Tokenizer | None,
     format: str = "qkv",
     *,
+    processor: Mapping[str, Any] | None = None,
     card_fields: Mapping[str, str] | None = None,
     int8: bool = False,
 ) -> str:
     """Write a model folder: a qkv folder, or one for transformers ("hf"), CTranslate2 or ONNX.
 
-    Returns the name of the class that loads the folder, or of the ONNX files. `card_fields` are rows of a new model
+    Returns the name of the class that loads the folder, or of the ONNX files. `processor` has the settings that turn
+    images or sounds into payloads; they become `PROCESSOR_FILE`. `card_fields` are rows of a new model
     card, such as data, scores and licence. `int8` stores the matrices of a qkv folder in int8
     (`store/int8_weights.py`). All files are complete before the first one replaces an old one, so that a failure leaves
     an old model intact.
@@ -312,6 +321,12 @@ def write_model(
             f"the format {format} is for Transformers, and this model has {config.stack.block.upper()} layers; "
             "use the folder that qkv writes (qkv run, qkv.load), or train a Transformer: leave out model.family in "
             "the recipe"
+        )
+    if config.front_ends and format != "qkv":
+        kinds = ", ".join(front_end.kind for front_end in config.front_ends)
+        raise QkvError(
+            f"the format {format} has no place for the front ends of this model ({kinds}), so it would lose what they "
+            "read; use the folder that qkv writes (m.save)"
         )
     check_not_quantized(network)
     check_built_by(config, network)
@@ -334,6 +349,8 @@ def write_model(
     with staged_folder(folder, "config.json", MODEL_FILES, also_accepted=[RECIPE_FILE]) as staging:
         if tokenizer is not None:
             tokenizer.save(staging)
+        if processor is not None:
+            write_atomically(staging / PROCESSOR_FILE, json.dumps(dict(processor), indent=2) + "\n")
         if hf_export is not None:
             write_hf(staging, hf_export, config, parameters)
             if is_embedder:

@@ -189,7 +189,7 @@ def _write_shard(path: Path, tensors: dict[str, Tensor]) -> None:
 
 def check_not_quantized(network: nn.Module) -> None:
     """Raise an error for a network that was quantized for decoding: it no longer has its full weights."""
-    if any(parameter.numel() == 0 for parameter in network.parameters()):
+    if any(parameter.shape == (0,) for parameter in network.parameters()):  # a table without a vocabulary is (0, C)
         raise QkvError(
             "this network was quantized for decoding and no longer has its full weights; "
             "save or export the model that it was made from"

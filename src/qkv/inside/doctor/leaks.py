@@ -52,7 +52,7 @@ def check_future(subject: Subject) -> Finding:
         worst, where = 0.0, 0
         for first in range(1, length):
             changed = ids.clone()
-            changed[:, first:] = (changed[:, first:] + 1) % vocab_size
+            changed[:, first:] = (changed[:, first:] + 1) % max(vocab_size, 1)
             after = token_outputs(network, Inputs(changed, source=source))
             change = relative_change(before[:, :first], after[:, :first])
             if change > worst:
@@ -120,7 +120,7 @@ def check_neighbours(subject: Subject) -> Finding:
         inputs = Inputs(torch.cat(parts, dim=1), document_ids=document_ids, source=packed)
         together = token_outputs(network, inputs)
         batch = parts[0].repeat(2, 1)
-        batch[1] = (batch[1] + 1) % vocab_size
+        batch[1] = (batch[1] + 1) % max(vocab_size, 1)
         batched = token_outputs(network, Inputs(batch, source=both))[:1]
     changes = {
         "packed document": relative_change(torch.cat(alone, dim=1), together),

@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 
 from qkv.blocks import Inputs
+from qkv.blocks.inputs import PayloadItem
 from qkv.inside.doctor.finding import Finding, failed, passed, skipped, warned
 from qkv.inside.doctor.leaks import MAX_DIFFERENCE, document_lengths, random_source, relative_change
 from qkv.inside.doctor.subject import Subject, hidden_states, project_tokens, random_ids, token_outputs
@@ -12,6 +13,8 @@ from qkv.models import Network
 
 MAX_UNKNOWN_FRACTION = 0.05
 """A larger fraction of unknown tokens in the data is worth a warning."""
+EXAMPLE_SIZES = ((2, 2), (8, 1), (16, 16), (64, 1), (4096, 1))
+"""The first of these sizes that gives a placeholder is the size of a front end's example."""
 MIN_SOURCE_EFFECT = 1e-6
 """If another source changes the outputs by less than this (relative to their standard deviation), it is ignored."""
 
@@ -103,8 +106,8 @@ def check_source(subject: Subject) -> Finding:
             after = hidden_states(network, replace(batch, inputs=replace(batch.inputs, source=other)))
         else:
             length, vocab_size = document_lengths(subject)[1], subject.config.stack.vocab_size
-            if length < 2:
-                return skipped("the model has only one position")
+            if length < 2 or vocab_size < 2:
+                return skipped("the model has only one position, or no two tokens")
             ids = random_ids(vocab_size, 2, length)
             changed = ids.clone()
             changed[:, 0] = (changed[:, 0] + 1) % vocab_size
@@ -119,6 +122,35 @@ def check_source(subject: Subject) -> Finding:
             effect=effect,
         )
     return passed(f"another {what} changes the outputs by up to {effect:.2g} standard deviations", effect=effect)
+
+
+def check_payload(subject: Subject) -> Finding:
+    """The output must depend on what each front end reads."""
+    config, network = subject.config, subject.copy(torch.float64)
+    if not config.front_ends:
+        return skipped("the model has no front end")
+    effects = {}
+    for front_end in config.front_ends:
+        size = next((size for size in EXAMPLE_SIZES if front_end.length(size)), None)
+        if size is None:
+            return skipped(f"the front end {front_end.kind!r} takes no input of the sizes that were tried")
+        generator, outputs = torch.Generator().manual_seed(0), []
+        for _ in range(2):
+            values = torch.rand(size[0] * size[1], front_end.features, generator=generator, dtype=torch.float64)
+            inputs = Inputs.from_parts([PayloadItem(front_end.kind, values, size, front_end.length(size)), [0]])
+            inputs = inputs.to(subject.device)
+            with torch.no_grad():
+                outputs.append(token_outputs(network, replace(inputs, source=inputs if network.has_source else None)))
+        effects[front_end.kind] = relative_change(*(one[:, -1:] for one in outputs))
+    kind = min(effects, key=lambda name: effects[name])
+    if effects[kind] < MIN_SOURCE_EFFECT:
+        return failed(
+            f"another payload {kind!r} changes the outputs by only {effects[kind]:.1g} standard deviations",
+            "the model ignores it; check that the front end reads `payload.values` and returns a vector for each "
+            "placeholder",
+            **effects,
+        )
+    return passed(f"another payload changes the outputs by up to {effects[kind]:.2g} standard deviations", **effects)
 
 
 def check_cache(subject: Subject) -> Finding:

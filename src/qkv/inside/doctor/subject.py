@@ -107,7 +107,7 @@ def keep_labels(batch: Batch, max_labels: int) -> Batch:
 
 def random_ids(vocab_size: int, *shape: int, seed: int = 0) -> Tensor:
     """Random token ids."""
-    return torch.randint(0, vocab_size, shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(0, max(vocab_size, 1), shape, generator=torch.Generator().manual_seed(seed))
 
 
 def random_batch(config: Config, seed: int = 0) -> Batch:

@@ -20,6 +20,7 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "tied": ("tied weights are tied", structure.check_tied),
     "gradients": ("gradient reaches every parameter", learning.check_gradients),
     "source": ("output depends on the source (or the context)", structure.check_source),
+    "payload": ("output depends on the payload", structure.check_payload),
     "future": ("no leak from the future", leaks.check_future),
     "padding": ("no leak from padding", leaks.check_padding),
     "neighbours": ("no leak from neighbours", leaks.check_neighbours),

@@ -76,7 +76,7 @@ def make_document(
     `token_type_ids` are those of an encoder's text; None stands for zeros.
     """
     config = network.config
-    layouts = {name: make_layout(torch.tensor([tokens.ids])) for name, tokens in trace.tokens.items()}
+    layouts = {name: tokens.layout() for name, tokens in trace.tokens.items()}
     kinds = list_attentions(network, layouts)
     stacks = [kind.stack for kind in kinds if kind.name != "cross"]
     document = describe_model(config, trace.tokens, tokenizer, options)
@@ -88,7 +88,7 @@ def make_document(
             describe_embedding(
                 stack,
                 network.embeddings[stack.name],
-                trace.tokens[stack.name].ids,
+                trace.tokens[stack.name],
                 trace[f"{stack.name}.0.resid_pre"],
                 token_type_ids,
             )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import Embedding, Stack
-from qkv.blocks.mask import make_layout
+from qkv.inside.tokens import TokenList
 from qkv.page import Packed, pack_signed
 
 MAX_DIMENSIONS = 128
@@ -21,14 +21,18 @@ MAX_DIMENSIONS = 128
 def describe_embedding(
     stack: Stack,
     embedding: Embedding,
-    ids: Sequence[int],
+    token_list: TokenList,
     residual: Tensor,
     token_type_ids: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """The embedding of a sequence as part of a document. `residual` (T, C) is what the first block reads."""
-    device = embedding.token.weight.device
-    tokens = torch.tensor([list(ids)], device=device)
-    positions = make_layout(tokens).positions
+    """The embedding of a sequence as part of a document. `residual` (T, C) is what the first block reads.
+
+    At the placeholders of a payload, that is the vector of the front end instead of the sum of the parts.
+    """
+    device, ids = embedding.token.weight.device, token_list.ids
+    tokens, layout = torch.tensor([ids], device=device), token_list.layout()
+    layout = layout._replace(positions=layout.positions.to(device))
+    positions = layout.positions
     parts = [("token embedding", embedding.token(tokens)[0] * embedding.scale)]
     added = embedding.position_vectors(positions)
     if added is not None:
@@ -45,7 +49,7 @@ def describe_embedding(
     ]
     if stack.config.position == "rotary":
         # The first table is that of layers without a window, if there are such layers.
-        cosines = next(iter(stack.rotary_tables(residual[None], make_layout(tokens)).values())).cos[0, 0]
+        cosines = next(iter(stack.rotary_tables(residual[None], layout).values())).cos[0, 0]
         half = cosines.shape[-1] // 2
         described.append({"name": "cosine of the rotary angles", "values": _packed(cosines[:, :half]), "norms": None})
     width = embedding.token.embedding_dim

@@ -55,7 +55,7 @@ def split_pair(config: Config, text: str) -> str | tuple[str, str]:
     return (first, second) if is_pair else text
 
 
-def read_text(model: Model, text: str) -> tuple[list[int], list[int] | None]:
+def read_text(model: Model, text: str) -> tuple[Sequence[int], list[int] | None]:
     """The ids and the token types of a text."""
     return encode_text(model.tokenizer, model.config, split_pair(model.config, text))
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from qkv.blocks.inputs import Prompt
 from qkv.decode import GenerationOptions, generate
 from qkv.decode.runner import start_token
 from qkv.errors import UsageError
@@ -36,6 +37,9 @@ def look_at_text(
     check_num_tokens(len(ids), "the text")
     trace = trace_text(network, tokenizer, config, text, target, sites=document_sites(config, options))
     check_num_tokens(max(map(len, trace.tokens.values())), "the target")
+    if isinstance(ids, Prompt):
+        note = "At placeholders, the vectors of the front end replace the embeddings."
+        options = replace(options, notes=(*options.notes, note))
     notes = [*list_unknown_tokens(tokenizer, ids), *list_unread_masks(tokenizer, text, ids)]
     options = replace(options, notes=(*options.notes, *notes))
     parts = {}
@@ -67,7 +71,7 @@ def list_unread_masks(tokenizer: Tokenizer | None, text: Text, ids: Sequence[int
 
 
 def search_from(
-    network: Network, tokenizer: Tokenizer | None, ids: list[int], search: GenerationOptions, num_prompt: int
+    network: Network, tokenizer: Tokenizer | None, ids: Sequence[int], search: GenerationOptions, num_prompt: int
 ) -> dict[str, Any]:
     """Run a beam search and describe it. There is room for the positions of the model after `num_prompt` tokens."""
     limit = limit_new_tokens(network.config, search.max_tokens, num_prompt)

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from qkv.blocks import Inputs
+from qkv.blocks.inputs import as_prompt
 from qkv.decode import GenerationOptions, generate
 from qkv.decode.runner import start_token
 from qkv.errors import UsageError
@@ -15,7 +17,7 @@ from qkv.tasks.run.generate import limit_new_tokens, prompt_ids
 from qkv.tasks.text_model import require_tokenizer
 from qkv.text import Tokenizer
 
-Text = str | tuple[str, str] | Sequence[int] | torch.Tensor
+Text = str | tuple[str, str] | Sequence[int] | torch.Tensor | Inputs
 """A text, a pair of texts for an encoder ([CLS] a [SEP] b [SEP]), or token ids."""
 MAX_GENERATED_TOKENS = 256
 
@@ -42,8 +44,10 @@ def trace_text(
     return trace(network, ids, target_ids, tokenizer=tokenizer, token_type_ids=token_types, **options)
 
 
-def encode_text(tokenizer: Tokenizer | None, config: Config, text: Text) -> tuple[list[int], list[int] | None]:
+def encode_text(tokenizer: Tokenizer | None, config: Config, text: Text) -> tuple[Sequence[int], list[int] | None]:
     """Return the ids of a text, and the token types of an encoder that has them."""
+    if isinstance(text, Inputs):
+        return as_prompt(text), None
     if isinstance(text, torch.Tensor):
         text = text.tolist()
     is_pair = isinstance(text, tuple) and len(text) == 2 and all(isinstance(part, str) for part in text)
@@ -62,7 +66,7 @@ def encode_text(tokenizer: Tokenizer | None, config: Config, text: Text) -> tupl
 
 
 def _encode_target(
-    network: Network, tokenizer: Tokenizer | None, source: list[int], target: str | Sequence[int] | None
+    network: Network, tokenizer: Tokenizer | None, source: Sequence[int], target: str | Sequence[int] | None
 ) -> list[int]:
     """Return the ids of a target without its start token. None: generate it."""
     if isinstance(target, str):

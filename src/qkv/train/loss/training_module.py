@@ -239,8 +239,9 @@ class BatchPass:
 
 
 def without_layout(inputs: Inputs) -> Inputs:
-    """The inputs as one document per sequence, without padding."""
-    return replace(inputs, document_ids=None, positions=None, max_documents=0, max_document_length=0)
+    """The inputs as one document per sequence, without padding. Payloads keep their positions."""
+    positions = inputs.positions if inputs.payloads else None
+    return replace(inputs, document_ids=None, positions=positions, max_documents=0, max_document_length=0)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
