@@ -75,10 +75,10 @@ def run_stage(stage: str, folder: Path, size: int) -> None:
     if stage == "corpus":
         write_corpus(corpus, size)
     elif stage == "survey":
+        from qkv.data.dataset_stats import compute_stats
         from qkv.data.readers import DataFiles
-        from qkv.data.survey import survey_files
 
-        survey_files(DataFiles(str(corpus)))
+        compute_stats(DataFiles(str(corpus)))
     elif stage == "library":
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 

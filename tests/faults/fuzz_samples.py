@@ -19,8 +19,8 @@ from prepare_samples import TEXT, sample_files, sample_recipe
 
 import qkv
 from qkv.data import Problems
+from qkv.data.dataset_stats import compute_stats
 from qkv.data.readers import DataFiles, read
-from qkv.data.survey import survey_files
 from qkv.inside.autoencoder.model import AutoencoderConfig, SparseAutoencoder
 from qkv.inside.record import trace, trace_many
 from qkv.inside.trace import Trace
@@ -226,7 +226,7 @@ def use_data(folder: Path) -> None:
     paths = [str(folder / name) for name in ("a.en", "a.de")] if folder.name == "aligned" else str(folder)
     for record in read(paths, problems=Problems(max_invalid_fraction=1)):
         assert record.fields
-    survey_files(DataFiles(paths))
+    compute_stats(DataFiles(paths))
 
 
 # -------------------------------------------------------------------- files of activations

@@ -135,7 +135,7 @@ def test_the_middle_of_an_epoch_is_found_again(tmp_path: Path) -> None:
     assert end.reason == "epochs"
     middle = end.step // 4  # of the first epoch
     broken = crash(changed(recipe, "broken"), middle)
-    assert newest(broken).state["data"]["unit"] > 0
+    assert newest(broken).state["data"]["item"] > 0
     assert newest(broken).state["data"]["epoch"] == 0
     go_on(broken)
     assert difference(newest(recipe.run), newest(broken)) == ""

@@ -51,10 +51,10 @@ def data(
     examples
         Number of examples to show.
     """
+    from qkv.data.dataset_stats import compute_stats
     from qkv.data.readers import DataFiles
-    from qkv.data.survey import survey_files
+    from qkv.render.dataset_stats import print_dataset_stats
     from qkv.render.progress import progress_bar
-    from qkv.render.survey import print_survey
     from qkv.text import Tokenizer
 
     if not files:
@@ -69,20 +69,20 @@ def data(
         if given
     }
     loaded_tokenizer = Tokenizer.load(tokenizer) if tokenizer else None
-    surveys = {}
+    all_stats = {}
     for name, source in sources.items():
         with progress_bar("reading") as progress:
-            surveys[name] = survey_files(
+            all_stats[name] = compute_stats(
                 source, tokenizer=loaded_tokenizer, max_length=max_length, num_previews=examples, progress=progress
             )
     if json:
-        values = {name: survey.to_dict() for name, survey in surveys.items()}
+        values = {name: stats.to_dict() for name, stats in all_stats.items()}
         print_json(values if len(values) > 1 else values["train"])
         return
-    for number, survey in enumerate(surveys.values()):
+    for number, stats in enumerate(all_stats.values()):
         if number:
             print()
-        print_survey(survey, StdoutConsole())
+        print_dataset_stats(stats, StdoutConsole())
 
 
 def parse_files(arguments: Sequence[str]) -> list[str] | dict[str, str]:

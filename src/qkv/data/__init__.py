@@ -5,7 +5,7 @@
     readers/       reads files of any format as records
     problems.py    counts invalid data and reports its file and line
     split.py       splits off validation records
-    survey.py      computes what `qkv data` shows
+    dataset_stats  computes what `qkv data` shows
     ragged.py      indexes many short sequences in one flat array
     builtin/       the datasets that come with qkv
     encode/        turns records into integers

@@ -85,12 +85,12 @@ def describe_prepared(prepared: PreparedRun) -> Description:
     """Describe what training with prepared data and model would do."""
     recipe, stream, config = prepared.recipe, prepared.train_data, prepared.config
     batch = first_batch(stream)
-    units, sequences, tokens, positions = _count_units_and_tokens(stream)
+    items, sequences, tokens, positions = _count_items_and_tokens(stream)
     is_packed = stream.layout == "packed"
     steps = None
     if not recipe.data.mix:
-        units_per_epoch = stream.order.num_pools(1) * units / MEASURED_POOLS
-        steps = max(1, round(units_per_epoch / (stream.sequences_per_batch if is_packed else 1)))
+        items_per_epoch = stream.order.num_pools(1) * items / MEASURED_POOLS
+        steps = max(1, round(items_per_epoch / (stream.sequences_per_batch if is_packed else 1)))
     micro_batch, memory_note = _fit_into_memory(prepared)
     all_counts = [objective.counts for objective in stream.objectives]
     valid = prepared.valid_data
@@ -109,7 +109,7 @@ def describe_prepared(prepared: PreparedRun) -> Description:
         examples=sum(counts.examples for counts in all_counts),
         tokens=sum(counts.tokens for counts in all_counts),
         sequence_lengths=stream.max_lengths,
-        sequences_per_step=stream.sequences_per_batch if is_packed else sequences / units,
+        sequences_per_step=stream.sequences_per_batch if is_packed else sequences / items,
         steps_per_epoch=steps,
         padding_fraction=1 - tokens / positions,
         validation_examples=sum(one.counts.examples for one in valid.objectives) if valid is not None else 0,
@@ -133,20 +133,20 @@ def _fit_into_memory(prepared: PreparedRun) -> tuple[Recipe, list[str]]:
     return recipe, [note] if note else []
 
 
-def _count_units_and_tokens(stream: SequenceStream) -> tuple[int, int, int, int]:
-    """Count (units, sequences, tokens, positions with padding) in the first pools of examples.
+def _count_items_and_tokens(stream: SequenceStream) -> tuple[int, int, int, int]:
+    """Count (items, sequences, tokens, positions with padding) in the first pools of examples.
 
-    A unit is one packed sequence or, without packing, one batch.
+    An item is one packed sequence or, without packing, one batch.
     """
-    units = sequences = tokens = positions = 0
+    items = sequences = tokens = positions = 0
     for pool in range(MEASURED_POOLS):
         plan = stream.plan_pool(pool)
-        counts = np.diff(plan.unit_starts)
-        units += len(counts)
+        counts = np.diff(plan.item_starts)
+        items += len(counts)
         sequences += int(counts.sum())
         tokens += int(plan.lengths.sum())
         positions += int((counts * plan.sequence_lengths.sum(axis=1)).sum())
-    return units, sequences, tokens, max(positions, 1)
+    return items, sequences, tokens, max(positions, 1)
 
 
 def first_batch(stream: SequenceStream) -> Batch:

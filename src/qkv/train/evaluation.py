@@ -254,9 +254,9 @@ class ValidationLoss:
 
     def num_pieces(self) -> float:
         """Estimate the number of pieces in all of the data."""
-        units = len(self.data.plan_pool(0).unit_order)
-        units_per_batch = self.data.sequences_per_batch if self.data.layout == "packed" else 1
-        return self.data.order.num_pools(1) * max(1.0, units / units_per_batch) * self.pieces_per_batch
+        items = len(self.data.plan_pool(0).item_order)
+        items_per_batch = self.data.sequences_per_batch if self.data.layout == "packed" else 1
+        return self.data.order.num_pools(1) * max(1.0, items / items_per_batch) * self.pieces_per_batch
 
     def plan(self, limit: float) -> int:
         """Decide by the clock how many pieces take `limit` seconds. Return 0 if all of them fit."""

@@ -65,14 +65,14 @@ class Budget:
     steps: int
     seconds: float
     num_pools: int  # the limit in epochs, as a number of pools (`qkv.data` shuffles the data pool by pool); 0: no limit
-    pool_size: Callable[[int], int]  # the number of units in a pool; a unit is a sequence or a group of them
+    pool_size: Callable[[int], int]  # the number of items in a pool; an item is a sequence or a group of them
     pools_in_epoch: int = 0  # 0 for a mixture, which has no common epochs
 
     @classmethod
     def from_section(cls, section: TrainSection, data: SequenceStream) -> "Budget":
         """Make the budget of a recipe."""
         num_pools = data.order.num_pools(section.epochs) if section.epochs else 0
-        pool_size = lru_cache(1)(lambda pool: len(data.plan_pool(pool).unit_order))
+        pool_size = lru_cache(1)(lambda pool: len(data.plan_pool(pool).item_order))
         pools_in_epoch = data.order.num_pools(1) if len(data.objectives) == 1 else 0
         return cls(section.steps, section.minutes * 60, num_pools, pool_size, pools_in_epoch)
 
@@ -88,7 +88,7 @@ class Budget:
 
     def _pools_read(self, cursor: StreamCursor) -> float:
         # A small corpus is a single pool, so whole pools are too coarse: add the part of this pool that was read.
-        return cursor.pool + (cursor.unit / self.pool_size(cursor.pool) if cursor.unit else 0.0)
+        return cursor.pool + (cursor.item / self.pool_size(cursor.pool) if cursor.item else 0.0)
 
     def reason(self, step: int, seconds: float) -> str:
         """Return the limit that was reached: "steps", "minutes" or "epochs"."""

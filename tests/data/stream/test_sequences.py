@@ -169,7 +169,7 @@ def test_resuming_with_another_world_size_changes_nothing(legs, layout, seed):
 def test_a_cursor_from_elsewhere_gives_other_examples():
     stream = make_stream()  # the control for the test above
     cursor = next(islice(stream.batch_plans(), 2, 3))[1]
-    assert read_refs(stream, cursor, steps=3) != read_refs(stream, StreamCursor(cursor.pool, cursor.unit + 1), steps=3)
+    assert read_refs(stream, cursor, steps=3) != read_refs(stream, StreamCursor(cursor.pool, cursor.item + 1), steps=3)
 
 
 def test_the_batch_size_can_change_at_a_cursor():

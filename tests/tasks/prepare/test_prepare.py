@@ -233,7 +233,7 @@ def test_the_same_recipe_gives_the_same_again_from_what_was_kept(folder: Path, m
     monkeypatch.setattr(Tokenizer, "train", None)  # would fail if it were called
     again = prepare(recipe)
     assert again.tokenizer.fingerprint == first.tokenizer.fingerprint
-    assert again.train_data.invariants() == first.train_data.invariants()
+    assert again.train_data.resume_state() == first.train_data.resume_state()
     one, other = (next(iter(Loader(prepared.train_data))) for prepared in (first, again))
     assert bool((one.inputs.ids == other.inputs.ids).all())
     for (_, a), (_, b) in zip(
@@ -424,4 +424,4 @@ def test_progress_is_told(folder: Path, tmp_path: Path) -> None:
 def test_rows_do_not_depend_on_how_often_they_are_planned(folder: Path) -> None:
     prepared = prepare(sample_recipe(folder, "classification"))
     one, other = (prepared.train_data.plan_pool(1) for _ in range(2))
-    assert np.array_equal(one.unit_order, other.unit_order)
+    assert np.array_equal(one.item_order, other.item_order)

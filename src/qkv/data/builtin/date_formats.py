@@ -194,14 +194,16 @@ def unambiguous_days(formats: list[DateFormat]) -> list[frozenset[tuple[int, int
     listed: dict[DateFormat, list[tuple[str, tuple[int, int]]]] = {}
     for form in dict.fromkeys(normalized):  # formats that differ only in case or weekdays have the same readings
         texts = [form.write(day.year, day.month, day.day, 0) for day in year]
-        listed[form] = [(reading_key(text), (day.month, day.day)) for text, day in zip(texts, year, strict=True)]
+        listed[form] = [
+            (normalize_for_ambiguity(text), (day.month, day.day)) for text, day in zip(texts, year, strict=True)
+        ]
         for key, month_day in listed[form]:
             readings.setdefault(key, set()).add(month_day)
     kept = {form: frozenset(pair for key, pair in pairs if len(readings[key]) == 1) for form, pairs in listed.items()}
     return [kept[form] for form in normalized]
 
 
-def reading_key(text: str) -> str:
+def normalize_for_ambiguity(text: str) -> str:
     """A text without the differences that readers ignore: case, dots, commas, leading zeros, the script of digits."""
     words = text.casefold().translate(IGNORED_PUNCTUATION)
     return " ".join(re.sub(r"\d+", lambda digits: str(int(digits[0])), words).split())

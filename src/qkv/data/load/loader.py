@@ -21,8 +21,8 @@ from qkv.data.stream.collate import collate
 from qkv.data.stream.sequences import FIRST_CURSOR, SequenceStream, StreamCursor
 from qkv.errors import QkvError, UsageError
 
-DATA_DEPENDENT_INVARIANTS = ("data", "examples", "pool_size", "mixture")
-"""The invariants that change when the training data changes. They are reported as one change."""
+DATA_DEPENDENT = ("data", "examples", "pool_size", "mixture")
+"""The values that change when the training data changes. They are reported as one change."""
 
 
 class Loader:
@@ -79,20 +79,20 @@ class Loader:
     def state_dict(self) -> dict[str, int]:
         """The position of the loader in the data: a few integers to save with a checkpoint."""
         epoch = self.stream.order.epoch_of(self.cursor.pool)
-        return {**self.cursor._asdict(), "epoch": epoch, **self.stream.invariants()}
+        return {**self.cursor._asdict(), "epoch": epoch, **self.stream.resume_state()}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue from a state. Raises if the data, the seed or the sequence lengths have changed."""
-        invariants = self.stream.invariants()
-        wrong = [name for name, value in invariants.items() if state.get(name) != value]
+        current = self.stream.resume_state()
+        wrong = [name for name, value in current.items() if state.get(name) != value]
         if wrong:
             changes = []
             if "data" in wrong:
-                before, now = state.get("examples", "an unknown number of"), invariants["examples"]
+                before, now = state.get("examples", "an unknown number of"), current["examples"]
                 counts = f"it had {before} examples and has {now}"
                 changes.append(f"the training data has changed since the run began ({counts})")
-                wrong = [name for name in wrong if name not in DATA_DEPENDENT_INVARIANTS]
-            changes += [f"{name} was {state.get(name, 'missing')} and is {invariants[name]}" for name in wrong]
+                wrong = [name for name in wrong if name not in DATA_DEPENDENT]
+            changes += [f"{name} was {state.get(name, 'missing')} and is {current[name]}" for name in wrong]
             raise QkvError(
                 f"cannot resume at the checkpoint's position in the data: {', '.join(changes)}. Undo the change, or "
                 "start a new run"

@@ -39,11 +39,11 @@ def normalize_columns(columns: ColumnChoice) -> dict[str, str | int] | None:
     return chosen
 
 
-def chosen_by_number(columns: dict[str, str | int] | None) -> bool:
+def all_columns_are_indices(columns: dict[str, str | int] | None) -> bool:
     """Whether every column is given by number, as for a table without a header.
 
-    >>> chosen_by_number({"text": 0, "label": "1"}), chosen_by_number({"text": "text"}), chosen_by_number(None)
-    (True, False, False)
+    >>> [all_columns_are_indices(columns) for columns in ({"text": 0, "label": "1"}, {"text": "text"}, None)]
+    [True, False, False]
     """
     return columns is not None and all(_as_index(column) is not None for column in columns.values())
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 
-from qkv.data.readers.columns import MAX_ROWS_COMPARED, chosen_by_number, column_indices, is_data_row
+from qkv.data.readers.columns import MAX_ROWS_COMPARED, all_columns_are_indices, column_indices, is_data_row
 from qkv.data.readers.find_files import FileGroup, format_extension
 from qkv.data.readers.formats import FORMAT_BY_EXTENSION
 from qkv.data.readers.lines import read_lines
@@ -42,7 +42,7 @@ def read_delimited(group: FileGroup, context: ReadContext) -> Iterator[Record]:
         return
     number, names = first_rows[0]
     width = len(names)
-    header = options.header if options.header is not None else not chosen_by_number(options.columns)
+    header = options.header if options.header is not None else not all_columns_are_indices(options.columns)
     others = [row for _, row in first_rows[1:]]
     if options.header is None and options.columns is None and is_data_row(names, others):
         header = False

@@ -52,7 +52,7 @@ class MixtureOrder:
             "read the datasets one by one"
         )
 
-    def invariants(self) -> dict[str, int]:
+    def resume_state(self) -> dict[str, int]:
         """Values that a checkpoint stores. Resuming is an error if one of them has changed."""
         examples = sum(order.num_examples(0) for order in self.epoch_orders)
         mixture = hash64(*self.names, *self.scaled_rates) % 2**53  # exact in JSON

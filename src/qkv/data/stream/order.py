@@ -160,7 +160,7 @@ class SingleDatasetOrder:
         first = self.epoch_order.epoch_start(epoch) + (index - self.num_pools(epoch)) * self.pool_size
         return self.epoch_order.refs(first, min(first + self.pool_size, self.epoch_order.epoch_start(epoch + 1)))
 
-    def invariants(self) -> dict[str, int]:
+    def resume_state(self) -> dict[str, int]:
         """Values that a checkpoint stores. Resuming is an error if one of them has changed."""
         return {
             "seed": self.epoch_order.seed,

@@ -28,13 +28,13 @@ MAX_POOL_EXAMPLES = 32768
 
 
 class StreamCursor(NamedTuple):
-    """A position in the stream: the pool, the next unit in it, and the number of steps so far.
+    """A position in the stream: the pool, the next item in it, and the number of steps so far.
 
-    A unit is one packed sequence, or one padded batch.
+    An item is one packed sequence, or one padded batch.
     """
 
     pool: int = 0
-    unit: int = 0
+    item: int = 0
     step: int = 0
 
 
@@ -43,19 +43,19 @@ FIRST_CURSOR = StreamCursor()
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """The layout of one pool. A unit is one packed sequence, or one padded batch of several sequences."""
+    """The layout of one pool. An item is one packed sequence, or one padded batch of several sequences."""
 
     refs: ExampleRefs
     lengths: IntArray  # (n, S) the lengths of the examples
     layout: PackingLayout
-    unit_starts: IntArray  # (units + 1,) the first sequence of each unit, then the number of sequences
-    sequence_lengths: IntArray  # (units, S) the length of the sequences in each unit
-    unit_order: IntArray  # (units,) the random order in which the units are used
+    item_starts: IntArray  # (items + 1,) the first sequence of each item, then the number of sequences
+    sequence_lengths: IntArray  # (items, S) the length of the sequences in each item
+    item_order: IntArray  # (items,) the random order in which the items are used
 
-    def sequences_of(self, units: IntArray) -> IntArray:
-        """The sequences of some units."""
-        first = self.unit_starts[units]
-        return ragged_index(first, self.unit_starts[units + 1] - first)
+    def sequences_of(self, items: IntArray) -> IntArray:
+        """The sequences of some items."""
+        first = self.item_starts[items]
+        return ragged_index(first, self.item_starts[items + 1] - first)
 
     def entries(self, sequences: IntArray) -> tuple[IntArray, IntArray]:
         """The layout entries of the given sequences, and for each entry the index of its sequence in `sequences`."""
@@ -171,13 +171,13 @@ class SequenceStream:
         lengths = self._example_lengths(refs)
         if self.layout == "packed":
             layout = pack(lengths, self.max_lengths, self.max_documents)
-            unit_starts = np.arange(layout.num_sequences + 1)
+            item_starts = np.arange(layout.num_sequences + 1)
             sequence_lengths = np.tile(np.asarray(self.max_lengths), (layout.num_sequences, 1))
         else:
-            layout, unit_starts, sequence_lengths = group_by_length(lengths, self.batch_tokens)
+            layout, item_starts, sequence_lengths = group_by_length(lengths, self.batch_tokens)
         keys = EpochRng(self.seed, pool).keys("units", np.zeros(1, np.int64))
-        unit_order = shuffle_groups(keys, np.array([len(sequence_lengths)]))
-        return PoolPlan(refs, lengths, layout, unit_starts, sequence_lengths, unit_order)
+        item_order = shuffle_groups(keys, np.array([len(sequence_lengths)]))
+        return PoolPlan(refs, lengths, layout, item_starts, sequence_lengths, item_order)
 
     def batch_plans(
         self, cursor: StreamCursor = FIRST_CURSOR, rank: int = 0, world_size: int = 1, epochs: int | None = None
@@ -187,28 +187,28 @@ class SequenceStream:
         Endless, or to the end of `epochs` epochs; the last batch may then have empty sequences.
         """
         end = None if epochs is None else self.order.num_pools(epochs)
-        pool, unit, step = cursor
-        units_per_batch = self.sequences_per_batch if self.layout == "packed" else 1
-        parts: list[tuple[PoolPlan, IntArray]] = []  # the units of the batch so far
-        num_units = epoch = 0
+        pool, item, step = cursor
+        items_per_batch = self.sequences_per_batch if self.layout == "packed" else 1
+        parts: list[tuple[PoolPlan, IntArray]] = []  # the items of the batch so far
+        num_items = epoch = 0
         while end is None or pool < end:
             epoch = self.order.epoch_of(pool)
             plan = self.plan_pool(pool)
-            while unit < len(plan.unit_order):
-                taken = plan.unit_order[unit : unit + units_per_batch - num_units]
+            while item < len(plan.item_order):
+                taken = plan.item_order[item : item + items_per_batch - num_items]
                 parts.append((plan, taken))
-                unit, num_units = unit + len(taken), num_units + len(taken)
-                if num_units == units_per_batch:
+                item, num_items = item + len(taken), num_items + len(taken)
+                if num_items == items_per_batch:
                     step += 1
-                    yield self._plan_shard(parts, rank, world_size, epoch), StreamCursor(pool, unit, step)
-                    parts, num_units = [], 0
-            pool, unit = pool + 1, 0
+                    yield self._plan_shard(parts, rank, world_size, epoch), StreamCursor(pool, item, step)
+                    parts, num_items = [], 0
+            pool, item = pool + 1, 0
         if parts:
             yield self._plan_shard(parts, rank, world_size, epoch), StreamCursor(pool, 0, step + 1)
 
     def _plan_shard(self, parts: list[tuple[PoolPlan, IntArray]], rank: int, world_size: int, epoch: int) -> BatchPlan:
         """This rank's shard of the sequences of a batch."""
-        sequences = [plan.sequences_of(units) for plan, units in parts]
+        sequences = [plan.sequences_of(items) for plan, items in parts]
         total = sum(map(len, sequences)) if self.layout == "padded" else self.sequences_per_batch
         first, last = rank * total // world_size, (rank + 1) * total // world_size
         refs: list[ExampleRefs] = []
@@ -225,7 +225,7 @@ class SequenceStream:
             columns[2].append(plan.layout.offset[entries])
             columns[3].append(plan.lengths[examples])
             placed += len(mine)
-        sequence_lengths = np.max([plan.sequence_lengths[units].max(axis=0) for plan, units in parts], axis=0)
+        sequence_lengths = np.max([plan.sequence_lengths[items].max(axis=0) for plan, items in parts], axis=0)
         # Every rank has the same number of sequences, some empty if necessary, and so the same number of
         # micro-batches: with sharded parameters, each of them is a collective operation.
         num_sequences = -(-total // world_size)
@@ -257,7 +257,7 @@ class SequenceStream:
         for pool in range(num_pools):
             plan = self.plan_pool(pool)
             num_tokens += int(plan.lengths.sum())
-            num_positions += int((np.diff(plan.unit_starts) * plan.sequence_lengths.sum(axis=1)).sum())
+            num_positions += int((np.diff(plan.item_starts) * plan.sequence_lengths.sum(axis=1)).sum())
         return 1 - num_tokens / max(num_positions, 1)
 
     def objective_of(self, example: int) -> Objective:
@@ -271,18 +271,18 @@ class SequenceStream:
         name = self.dataset_names[dataset]
         return f"{name}: {origin}" if name else origin
 
-    def invariants(self) -> dict[str, int]:
+    def resume_state(self) -> dict[str, int]:
         """Values that a checkpoint stores. Resuming is an error if one of them has changed."""
-        invariants = {
-            **self.order.invariants(),
+        state = {
+            **self.order.resume_state(),
             "max_length": self.max_lengths[0],
             "max_documents": self.max_documents,
         }
         if len(self.max_lengths) > 1:
-            invariants["max_source_length"] = self.max_lengths[1]
+            state["max_source_length"] = self.max_lengths[1]
         if self.layout == "padded":
-            invariants["batch_tokens"] = self.batch_tokens
-        return invariants
+            state["batch_tokens"] = self.batch_tokens
+        return state
 
 
 def check_datasets(datasets: Mapping[str, Objective]) -> None:

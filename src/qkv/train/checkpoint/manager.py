@@ -38,7 +38,7 @@ class CheckpointManager:
     ) -> None:
         self.checkpoints, self.network, self.stepper = checkpoints, network, stepper
         self.ema, self.loader, self.invariants = ema, loader, dict(invariants)
-        self.validation_identity = {} if valid_data is None else valid_data.invariants()
+        self.validation_identity = {} if valid_data is None else valid_data.resume_state()
         self.notes: list[str] = []  # notes on harmless changes that `restore` found
 
     def tensors(self, saved: Collection[str] | None = None) -> dict[str, Tensor]:

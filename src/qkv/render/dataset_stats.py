@@ -4,50 +4,50 @@ from rich.bar import Bar
 from rich.console import Console
 from rich.text import Text
 
-from qkv.data.survey import DataSurvey, ExamplePreview, FieldSurvey, LengthStats, PaddingEstimate
+from qkv.data.dataset_stats import DatasetStats, ExamplePreview, FieldStats, LengthStats, PaddingEstimate
 from qkv.render.formatting import escape_controls, plain_table
 
 MAX_FIELDS_SHOWN = 30  # of a table with more columns, the first ones are shown; --json has all of them
 TOKEN_COLOURS = ("cyan", "yellow")  # used in turn, so that neighbouring tokens differ
 
 
-def print_survey(survey: DataSurvey, console: Console) -> None:
-    """Print a survey.
+def print_dataset_stats(stats: DatasetStats, console: Console) -> None:
+    """Print a stats.
 
-    >>> print_survey(survey_files(DataFiles("train.tsv")), Console())        # doctest: +SKIP
+    >>> print_dataset_stats(compute_stats(DataFiles("train.tsv")), Console())        # doctest: +SKIP
     """
-    _print_files(survey, console)
-    _print_fields(survey, console)
-    for field in survey.fields[:MAX_FIELDS_SHOWN]:
+    _print_files(stats, console)
+    _print_fields(stats, console)
+    for field in stats.fields[:MAX_FIELDS_SHOWN]:
         lengths = field.tokens or field.characters
         if field.values:
             _print_labels(field, console)
         elif lengths and field.value_type in ("text", "texts", "list"):
             _print_histogram(field.name, lengths, "tokens" if field.tokens else "characters", console)
-    if survey.padding:
-        _print_padding(survey.padding, survey.unit, console)
-    for preview in survey.previews:
+    if stats.padding:
+        _print_padding(stats.padding, stats.unit, console)
+    for preview in stats.previews:
         _print_example(preview, console)
     console.print()
-    console.print(Text(escape_controls(str(survey.problems), keep="\n"), "red" if survey.problems.num_invalid else ""))
+    console.print(Text(escape_controls(str(stats.problems), keep="\n"), "red" if stats.problems.num_invalid else ""))
 
 
-def _print_files(survey: DataSurvey, console: Console) -> None:
+def _print_files(stats: DatasetStats, console: Console) -> None:
     table = plain_table("file", "format", "size", "examples")
-    for file in survey.files[:20]:
+    for file in stats.files[:20]:
         name = Text(escape_controls(" + ".join(file.paths)))
         table.add_row(name, file.format, _format_size(file.bytes), f"{file.examples:,}")
-    if len(survey.files) > 20:
-        table.add_row(f"… and {len(survey.files) - 20:,} more", "", "", "")
+    if len(stats.files) > 20:
+        table.add_row(f"… and {len(stats.files) - 20:,} more", "", "", "")
     console.print(table)
-    rest = "" if survey.complete else " (only the first ones were read)"
-    console.print(Text.assemble("\n", (f"{survey.examples:,} examples", "bold"), rest))
+    rest = "" if stats.complete else " (only the first ones were read)"
+    console.print(Text.assemble("\n", (f"{stats.examples:,} examples", "bold"), rest))
 
 
-def _print_fields(survey: DataSurvey, console: Console) -> None:
+def _print_fields(stats: DatasetStats, console: Console) -> None:
     table = plain_table("field", "type", "in", "min", "median", "mean", "95 %", "99 %", "max")
-    for field in survey.fields[:MAX_FIELDS_SHOWN]:
-        present = "all" if field.num_present == survey.examples else f"{field.num_present / survey.examples:.1%}"
+    for field in stats.fields[:MAX_FIELDS_SHOWN]:
+        present = "all" if field.num_present == stats.examples else f"{field.num_present / stats.examples:.1%}"
         kind, lengths = field.value_type, [""] * 6
         if field.values:
             kind = f"{len(field.values)} {'labels' if kind == 'label' else kind}"
@@ -56,8 +56,8 @@ def _print_fields(survey: DataSurvey, console: Console) -> None:
         table.add_row(Text(escape_controls(field.name)), kind, present, *lengths)
         if field.tokens and not field.values:
             table.add_row("", "", "", *_format_length_stats(field.tokens, "tokens"))
-    if len(survey.fields) > MAX_FIELDS_SHOWN:
-        table.add_row(f"… and {len(survey.fields) - MAX_FIELDS_SHOWN:,} more (--json shows all)", *[""] * 8)
+    if len(stats.fields) > MAX_FIELDS_SHOWN:
+        table.add_row(f"… and {len(stats.fields) - MAX_FIELDS_SHOWN:,} more (--json shows all)", *[""] * 8)
     console.print(table)
 
 
@@ -76,7 +76,7 @@ def _print_histogram(name: str, lengths: LengthStats, unit: str, console: Consol
     console.print(table)
 
 
-def _print_labels(field: FieldSurvey, console: Console) -> None:
+def _print_labels(field: FieldStats, console: Console) -> None:
     table = plain_table(escape_controls(field.name), "count", "")
     highest = max(field.values.values())
     for value, count in list(field.values.items())[:10]:

@@ -1,4 +1,4 @@
-"""A survey of data files before training, which `qkv data FILE…` shows.
+"""Statistics of data files before training, which `qkv data FILE…` shows.
 
 It lists the formats and fields, the number of examples and their lengths, the fraction of padding in a batch, the first
 examples as text and as tokens, and every problem in the data. The files are read once. Only counts of lengths are kept
@@ -43,7 +43,7 @@ class LengthStats:
 
 
 @dataclass(frozen=True)
-class FieldSurvey:
+class FieldStats:
     """One field of the records."""
 
     name: str
@@ -55,7 +55,7 @@ class FieldSurvey:
 
 
 @dataclass(frozen=True)
-class FileSurvey:
+class FileStats:
     """One file, or several line-aligned files."""
 
     paths: tuple[str, ...]
@@ -88,13 +88,13 @@ class ExamplePreview:
 
 
 @dataclass(frozen=True)
-class DataSurvey:
+class DatasetStats:
     """Everything that `qkv data` shows."""
 
-    files: tuple[FileSurvey, ...]
+    files: tuple[FileStats, ...]
     examples: int
     complete: bool  # False if only the first examples were read
-    fields: tuple[FieldSurvey, ...]
+    fields: tuple[FieldStats, ...]
     padding: PaddingEstimate | None
     previews: tuple[ExamplePreview, ...]
     problems: ProblemSummary
@@ -105,11 +105,11 @@ class DataSurvey:
         return "tokens" if any(field.tokens for field in self.fields) else "characters"
 
     def to_dict(self) -> dict[str, Any]:
-        """The survey as JSON values, for `--json`."""
+        """The statistics as JSON values, for `--json`."""
         return {**asdict(self), "unit": self.unit, "problems": self.problems.to_dict()}
 
 
-def survey_files(
+def compute_stats(
     files: DataFiles,
     *,
     tokenizer: Tokenizer | None = None,
@@ -119,7 +119,7 @@ def survey_files(
     max_examples: int | None = None,
     problems: Problems | None = None,
     progress: OnProgress | None = None,
-) -> DataSurvey:
+) -> DatasetStats:
     """Survey all examples, or the first `max_examples`. A tokenizer adds the lengths in tokens."""
     problems = problems or Problems(max_invalid_fraction=1)
     counters: defaultdict[str, _FieldCounter] = defaultdict(_FieldCounter)
@@ -127,20 +127,20 @@ def survey_files(
     lengths: list[dict[str, int]] = []  # field → length, for the first MAX_PADDING_SAMPLE examples
     previews: list[ExamplePreview] = []
     records = files.records(problems, progress)
-    surveyed = islice(records, max_examples)
-    while batch := list(islice(surveyed, RECORDS_PER_BATCH)):
+    counted = islice(records, max_examples)
+    while batch := list(islice(counted, RECORDS_PER_BATCH)):
         examples_by_file.update(record.location.file for record in batch)
         batch_lengths = _count_batch(batch, counters, tokenizer)
         lengths += batch_lengths[: MAX_PADDING_SAMPLE - len(lengths)]
         previews += [_preview(record, tokenizer) for record in batch[: num_previews - len(previews)]]
     complete = next(records, None) is None
     fields = tuple(counter.finish(name) for name, counter in counters.items())
-    file_surveys = tuple(_survey_each_file(files, examples_by_file))
+    file_stats = tuple(_describe_each_file(files, examples_by_file))
     texts = _text_fields(fields)
-    is_aligned = any(file.format == "aligned" for file in file_surveys)
+    is_aligned = any(file.format == "aligned" for file in file_stats)
     is_pair = len(texts) == 2 and (set(texts) == PAIR_FIELDS or is_aligned)
-    return DataSurvey(
-        files=file_surveys,
+    return DatasetStats(
+        files=file_stats,
         examples=examples_by_file.total(),
         complete=complete,
         fields=fields,
@@ -150,7 +150,7 @@ def survey_files(
     )
 
 
-def _text_fields(fields: Sequence[FieldSurvey]) -> tuple[str, ...]:
+def _text_fields(fields: Sequence[FieldStats]) -> tuple[str, ...]:
     """The fields that a model would read: texts (except `id`), or lists of words if there are no texts."""
     texts = [field.name for field in fields if field.value_type == "text" and field.name.lower() != "id"]
     return tuple(texts or [field.name for field in fields if field.value_type == "texts"])
@@ -179,13 +179,13 @@ class _FieldCounter:
             ):
                 self.values = None
 
-    def finish(self, name: str) -> FieldSurvey:
+    def finish(self, name: str) -> FieldStats:
         value_type = self.value_types.most_common(1)[0][0]
         if self.values and self.values.total() >= 5 * len(self.values):
             value_type = {"text": "label", "texts": "tags"}.get(value_type, value_type)
         values = dict(self.values.most_common()) if value_type in ("label", "tags") and self.values else {}
         characters, tokens = length_stats(self.characters), length_stats(self.tokens)
-        return FieldSurvey(name, value_type, self.value_types.total(), characters, tokens, values)
+        return FieldStats(name, value_type, self.value_types.total(), characters, tokens, values)
 
 
 def _count_batch(
@@ -313,11 +313,11 @@ def _estimate_padding(
     )
 
 
-def _survey_each_file(files: DataFiles, examples_by_file: Counter[str]) -> Iterator[FileSurvey]:
+def _describe_each_file(files: DataFiles, examples_by_file: Counter[str]) -> Iterator[FileStats]:
     for group in files.find_groups(Problems(max_invalid_fraction=1)):
         size = sum(path.stat().st_size for path in group.paths if path.is_file())
         paths = tuple(map(str, group.paths))
-        yield FileSurvey(paths, group.format, size, examples_by_file[paths[0]])
+        yield FileStats(paths, group.format, size, examples_by_file[paths[0]])
 
 
 def _preview(record: Record, tokenizer: Tokenizer | None) -> ExamplePreview:
