@@ -395,7 +395,7 @@ def exported(out: Recording, label: str, m: qkv.Model, form: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder, ours = Path(name) / "model", form == "ours"
         out.add(f"files/{label}/{form}", lambda: m.save(folder) if ours else bool(m.export(folder, form)))
-        for path in sorted(folder.rglob("*")) if folder.exists() else ():
+        for path in filter(Path.is_file, sorted(folder.rglob("*")) if folder.exists() else ()):
             key = f"files/{label}/{form}/{path.relative_to(folder)}"
             if path.suffix == ".safetensors":
                 out.add(f"{key}/tensors", lambda p=path: hash_of(list(load_file(p).values())))
@@ -489,7 +489,8 @@ def on_cpu(out: Recording) -> None:
             texts = [("Where is the cat?", f"{texts[0]} A dog sleeps. {texts[1]}"), ("a tree", "a tree")]
         elif label.startswith("masked"):
             texts = ["The <mask> runs over the <mask>.", "a <mask>"]
-        out.add(f"run/{label}", m.run, texts)
+        run = m.embed if m.config.head.kind == "embed" else m.run
+        out.add(f"run/{label}", run, texts)
         for form in ("ours", "hf", "ctranslate2", "onnx"):
             if form != "onnx" or label in ("causal-lm/decoder", "translation/seq2seq", "classes/encoder"):
                 exported(out, label, m, form)

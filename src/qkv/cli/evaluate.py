@@ -1,9 +1,9 @@
 """`qkv eval`: evaluate a model on data, or compare two models."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from qkv.cli.data import parse_fields, parse_files
 from qkv.cli.evaluate_search import evaluate_search
@@ -24,8 +24,11 @@ from qkv.cli.shared import (
 from qkv.errors import UsageError
 
 if TYPE_CHECKING:
+    from qkv.data import Problems, Record
+    from qkv.models import Config
     from qkv.tasks.evaluation import Evaluation
     from qkv.tasks.metrics import Difference
+    from qkv.tasks.task import Task
 
 DEFAULT_SAMPLES = 5
 
@@ -111,28 +114,18 @@ def evaluate(
         Compare a classifier that a run has trained with a linear SVM on the same data (extra: qkv[baseline]).
     """
     with fast_imports():
-        from qkv.api import load
         from qkv.render.evaluation import print_evaluation
-        from qkv.render.progress import progress_bar
         from qkv.search.folder import is_index
-        from qkv.tasks.evaluate import evaluate as evaluate_model
-        from qkv.tasks.evaluate import has_option
-        from qkv.tasks.table import find_task
 
     check_minimum("beam", beam, 1)
     for option, value in {"limit": limit, "batch-size": batch_size, "samples": samples, "resamples": resamples}.items():
         check_minimum(option, value, 0)
     if is_index(Path(model)):
-        model_options: dict[str, object] = {"valid": valid, "test": test, "columns": columns, "format": format}
-        model_options |= {"records-key": records_key, "split": split, "beam": beam > 1, "batch-size": batch_size}
-        model_options |= {
-            "samples": samples != DEFAULT_SAMPLES,
-            "int8": int8,
-            "int4": int4,
-            "no-baseline": not baseline,
-        }
-        if given := [f"--{name}" for name, value in model_options.items() if value]:
-            raise UsageError(f"{model} is an index, whose evaluation does not use {', '.join(given)}; leave them out")
+        given: dict[str, object] = {"valid": valid, "test": test, "columns": columns, "format": format, "split": split}
+        given |= {"records-key": records_key, "beam": beam > 1, "batch-size": batch_size, "int8": int8, "int4": int4}
+        given |= {"samples": samples != DEFAULT_SAMPLES, "no-baseline": not baseline}
+        if unused := [f"--{name}" for name, value in given.items() if value]:
+            raise UsageError(f"{model} is an index, whose evaluation does not use {', '.join(unused)}; leave them out")
         return evaluate_search(
             [model, *data], metrics=metric or (), limit=limit, resamples=resamples, device=device, json=json
         )
@@ -148,47 +141,70 @@ def evaluate(
         records_key=records_key,
         split=split,
         limit=limit,
-    )
-    source = source.or_from_recipe()
-    precision = weight_precision(int8, int4)
-    results: list[Evaluation] = []
-    for name in models:
-        loaded = quantize_model(load(name, device=device), name, precision)
-        if not results:
-            task = find_task(loaded.config)
-            records, problems = source.read(task, models)
-        elif find_task(loaded.config).name != task.name:
-            other = find_task(loaded.config).description
-            raise UsageError(f"{model} {task.description}, but {name} {other}; compare models of the same task")
-        try:
-            with progress_bar("evaluating") as progress:
-                result = evaluate_model(
-                    loaded.network,
-                    loaded.tokenizer,
-                    loaded.config,
-                    records,
-                    batch_size=batch_size,
-                    **({"beam": beam} if has_option(task, "beam") else {}),
-                    progress=progress,
-                    metrics=metric or (),
-                    max_samples=samples,
-                    resamples=resamples,
-                )
-        except UsageError as error:
-            raise UsageError(f"{name}: {error}" if len(models) > 1 else str(error)) from error
-        results.append(replace(result, notes=(*source.describe_use_in_training(name), *result.notes)))
-    given = sets[0] if sets else [source.describe()]
-    described = {"data": given, "task": task.name, "main": results[0].main_metric, "resamples": resamples}
-    described |= {"beam": beam, "problems": problems.summary().to_dict()}
+    ).or_from_recipe()
+    options = {"batch_size": batch_size, "metrics": metric or (), "max_samples": samples, "resamples": resamples}
+    evaluated = evaluate_models(models, source, options, beam, device, weight_precision(int8, int4))
+    results, problems = evaluated.results, evaluated.problems
+    described = {"data": sets[0] if sets else [source.describe()], "task": evaluated.task.name, "beam": beam}
+    described |= {"main": results[0].main_metric, "resamples": resamples, "problems": problems.summary().to_dict()}
     if problems.categories and not json:
         print_notes(source.describe(), str(problems.summary()).splitlines())
     if len(models) == 2:
         return compare_results(models, results, described, json)
-    scores = source.evaluate_baseline(loaded.config, records, results[0]) if baseline else {}
+    scores = source.evaluate_baseline(evaluated.config, evaluated.records, results[0]) if baseline else {}
     if json:
         print_json(to_json(model, results[0]) | described | {"baseline": scores})
     else:
         print_evaluation(model, results[0], StdoutConsole(), scores, source.advise_below_baseline() if scores else "")
+
+
+@dataclass
+class EvaluatedModels:
+    """The evaluations of one or two models of the same task, and what they were evaluated on."""
+
+    task: "Task"
+    config: "Config"  # of the first model
+    records: "list[Record]"
+    problems: "Problems"
+    results: "list[Evaluation]"
+
+
+def evaluate_models(
+    models: Sequence[str],
+    source: EvaluationSource,
+    options: dict[str, Any],
+    beam: int,
+    device: str,
+    precision: Literal["int8", "int4"] | None,
+) -> EvaluatedModels:
+    """Evaluate each model on the same records, which are read for the task of the first one."""
+    from qkv.api import load
+    from qkv.render.progress import progress_bar
+    from qkv.tasks.evaluate import evaluate as evaluate_model
+    from qkv.tasks.evaluate import has_option
+    from qkv.tasks.table import find_task
+
+    done: EvaluatedModels | None = None
+    for name in models:
+        loaded = quantize_model(load(name, device=device), name, precision)
+        task = find_task(loaded.config)
+        if done is None:
+            done = EvaluatedModels(task, loaded.config, *source.read(task, models), [])
+        elif task.name != done.task.name:
+            raise UsageError(
+                f"{models[0]} {done.task.description}, but {name} {task.description}; compare models of the same task"
+            )
+        if has_option(task, "beam"):
+            options = {**options, "beam": beam}
+        try:
+            with progress_bar("evaluating") as progress:
+                parts = (loaded.network, loaded.tokenizer, loaded.config)
+                result = evaluate_model(*parts, done.records, **options, progress=progress)
+        except UsageError as error:
+            raise UsageError(f"{name}: {error}" if len(models) > 1 else str(error)) from error
+        done.results.append(replace(result, notes=(*source.describe_use_in_training(name), *result.notes)))
+    assert done is not None
+    return done
 
 
 def compare_results(

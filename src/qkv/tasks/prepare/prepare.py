@@ -169,6 +169,7 @@ def _prepare(
         notes.append(str(problems.summary()))
     reads_sentences = _find_reads_sentences(train_sources) if fields >= {"source", "target"} else None
     reads_pairs = spec.pair_field in fields if spec.head == "classify" else None
+    processor = "careful" if reads_sentences else None
     if reads_sentences:
         notes.append(
             "the pairs are single sentences, so qkv run and m.translate will read a text sentence by sentence; with "
@@ -177,7 +178,7 @@ def _prepare(
     return PreparedRun(
         recipe=recipe,
         tokenizer=tokenizer,
-        config=replace(config, reads_sentences=reads_sentences, reads_pairs=reads_pairs),
+        config=replace(config, reads_sentences=reads_sentences, reads_pairs=reads_pairs, text_processor=processor),
         train_data=train_data,
         valid_data=valid_data,
         valid_records=valid_records,
