@@ -20,7 +20,7 @@ from task_models import decoder, encoder, model, seq2seq, seq2seq_tokenizer, sta
 import qkv
 from qkv.cli import run_command
 from qkv.errors import UsageError
-from qkv.serve.studio.results import MAX_CONTINUATION, find_results
+from qkv.serve.studio.results import find_results
 from qkv.tasks.table import TASKS
 from qkv.tasks.task import Task
 from qkv.values import find_fields
@@ -169,7 +169,7 @@ def test_a_continuation_in_the_studio_is_that_of_m_run_and_qkv_run(
     ways: Ways, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made, lines = ways.models["language"], make_texts(TASKS["complete"], "language")[:4]
-    options = {"max_tokens": MAX_CONTINUATION}
+    options = {"max_tokens": 16}
     expected = [one.to_dict() for one in made.run(lines, **options)]
     assert [shown.to_dict()["result"] for shown in find_results(made, lines)] == expected
     assert run(ways.folder / "language", lines, options, monkeypatch, capsys) == expected

@@ -44,7 +44,7 @@ def test_a_starter_without_files_is_a_sound_recipe(task: str) -> None:
     recipe = loads(text)
     check_recipe(recipe)
     assert recipe.run == f"runs/{task}"
-    assert recipe.objective.kind == STARTERS[task].objective_kind
+    assert recipe.objective.kind == STARTERS[task].objective
 
 
 @pytest.mark.parametrize("task", STARTERS)
@@ -65,7 +65,7 @@ def test_what_is_commented_out_is_right_too(task: str) -> None:
 
 @pytest.mark.parametrize("task", STARTERS)
 def test_a_starter_for_files_prepares(task: str, folder: Path, tmp_path: Path) -> None:
-    file = str(folder / KINDS[STARTERS[task].objective_kind])
+    file = str(folder / KINDS[STARTERS[task].objective])
     (tmp_path / "mine.toml").write_text(starter_recipe(task, [file]), encoding="utf-8")
     small = ["model.width=32", "model.layers=1", "tokenizer.vocab_size=420", "train.eval_examples=3"]
     recipe = read(tmp_path / "mine.toml", [f"data.cache_dir={folder / 'cache'}", *small])
@@ -220,7 +220,7 @@ def test_fine_tuning_in_little_time_freezes_the_lower_layers(folder: Path, train
 
 @pytest.mark.parametrize("task", STARTERS)
 def test_the_exportable_shape_can_be_exported(task: str, folder: Path, tmp_path: Path) -> None:
-    file = str(folder / KINDS[STARTERS[task].objective_kind])
+    file = str(folder / KINDS[STARTERS[task].objective])
     (tmp_path / "mine.toml").write_text(starter_recipe(task, [file], shape="exportable"), encoding="utf-8")
     small = ["model.width=32", "model.layers=1", "tokenizer.vocab_size=420", "train.eval_examples=3"]
     config = prepare(read(tmp_path / "mine.toml", [f"data.cache_dir={folder / 'cache'}", *small])).config

@@ -18,7 +18,7 @@ import qkv
 from qkv import cli
 from qkv.blocks import Inputs
 from qkv.cli.run import print_result
-from qkv.cli.train import PAIR_INPUT, example_input
+from qkv.cli.train import example_input
 from qkv.tasks.table import TASKS
 from qkv.tasks.verbs.answer import Answer
 
@@ -640,8 +640,9 @@ def test_what_was_learnt_is_seen(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("task", ["answer", "fill", "classify", "pairs", "text_to_text"])
 def test_what_training_says_to_try_runs_even_without_a_short_text(models, files, capsys, task):
-    given = example_input(None, PAIR_INPUT if task == "pairs" else TASKS[task].example_input if task in TASKS else "")
+    fields = ("text", "second") if task == "pairs" else ()
     task = "classify" if task == "pairs" else task
+    given = example_input(None, TASKS[task].example_line(fields) if task in TASKS else "")
     text = subprocess.run(["bash", "-c", f"printf %s {given}"], capture_output=True, text=True, check=True).stdout
     out, _ = said(capsys, ["run", str(models / task), text])
     assert out

@@ -171,11 +171,11 @@ def run(
         raise UsageError(
             f"{list_flags(generation)[0]} is for models that generate text, but this one {task.description}; remove it"
         )
-    if task.name == "complete" and options:
+    if task.continues_by_default and options:
         check_completion(generation, options)
     notes = RunNotes(loaded, max_tokens or 0, find_why_parts(task, options))
     try:
-        if draft is not None or (task.name == "complete" and not options):
+        if draft is not None or (task.continues_by_default and not options):
             run_generation(loaded, task, options, generation, lines, json, notes)
         else:
             run_task(loaded, task, options, generation, lines, json, notes)

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 NAMED_FIELD_SUFFIXES = {".jsonl", ".json", ".parquet"}
 """Formats in which every record names its fields. For other formats, `qkv init` prints how it reads the first line."""
 
-PAIR_INPUT = "your text\tyour second text"
-"""The placeholder for a classifier of pairs."""
-
 
 def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int = 1, json: Json = False) -> None:
     """Train a model from a recipe, or resume a run.
@@ -119,8 +116,7 @@ def example_command(trained: "TrainingResult", sample: "Sample | None") -> str:
     folder, task = shlex.quote(trained.run_end.folder), find_task(trained.config)
     if "messages" in trained.fields:
         return f"qkv chat {folder}"
-    is_pair = task.name == "classify" and "second" in trained.fields
-    return f"qkv run {folder} {example_input(sample, PAIR_INPUT if is_pair else task.example_input)}"
+    return f"qkv run {folder} {example_input(sample, task.example_line(trained.fields))}"
 
 
 def example_input(sample: "Sample | None", fallback: str = "") -> str:

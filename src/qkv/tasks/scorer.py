@@ -79,9 +79,9 @@ class TaskScorer(ABC):
         """The named metrics."""
         return {name: self.metrics[name](predicted, expected) for name in names}
 
-    @abstractmethod
     def score_each(self, predicted: Sequence[Any], expected: Sequence[Any]) -> list[float]:
-        """How right each prediction is: 1 is right, 0 is wrong."""
+        """How right each prediction is: 1 is right, 0 is wrong. By default, only an equal value is right."""
+        return [float(ours == theirs) for ours, theirs in zip(predicted, expected, strict=True)]
 
     def full_text(self, record: Record) -> str:
         """All inputs of the model, to compare records with each other."""

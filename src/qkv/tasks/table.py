@@ -57,5 +57,9 @@ def name_task(config: Config, objective: str) -> Config:
 
 def find_starters() -> dict[str, Starter]:
     """What `qkv init` can write a recipe for: the tasks, and the objectives that only prepare a model for a task."""
-    tasks = {task.starter_name or task.name: task.starter for task in TASKS.values() if task.starter is not None}
+    tasks = {
+        task.starter_name or task.name: replace(task.starter, objective=task.objective)
+        for task in TASKS.values()
+        if task.starter is not None
+    }
     return {**tasks, **PRETRAINING_STARTERS}

@@ -5,7 +5,7 @@ A task has one file in `qkv.tasks.verbs`. Everything else is derived from it: th
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -61,10 +61,11 @@ class Task(ABC):
     max_samples: ClassVar[int] = 5  # predictions that an evaluation shows, by default
     generates: ClassVar[bool] = False  # the model generates text
     reads_documents: ClassVar[bool] = False  # it is evaluated on running text, whose tokens are counted
-    needed_fields: ClassVar[tuple[str, ...]] = ()  # the fields that every record needs for an evaluation
     starter: ClassVar["Starter | None"] = None  # the recipe that `qkv init` writes
     shows_details: ClassVar[bool] = False  # `qkv run` prints the table of details below each text
-    example_input: ClassVar[str] = "your text"  # in the command that `qkv train` shows at its end
+    continues_by_default: ClassVar[bool] = False  # without its options, `qkv run` generates one continuation
+    preview_options: ClassVar[Mapping[str, Any]] = {}  # of `run_default` where a short result is enough: in the studio
+    example_inputs: ClassVar[tuple[str, ...]] = ("your text",)  # placeholders of the inputs in an example of a command
     example_data: ClassVar[str] = ""  # what a file of records looks like, for error messages
 
     @property
@@ -85,6 +86,17 @@ class Task(ABC):
     def parameters(self) -> tuple[str, ...]:
         """The names of the inputs of a call."""
         return self.inputs if self.needs_all_inputs else ("texts",)
+
+    @property
+    def needed_fields(self) -> list[str]:
+        """The fields that every record needs for an evaluation."""
+        always = {one.name for one in self.spec.fields if not one.optional and not one.only_with}
+        return [name for name in (*self.inputs, self.target) if name in always]
+
+    def example_line(self, fields: Collection[str] = ()) -> str:
+        """A line with placeholders of the inputs, for a model that was trained on records with these fields."""
+        read = self.inputs if self.needs_all_inputs else {self.inputs[0], *fields}
+        return "\t".join(text for name, text in zip(self.inputs, self.example_inputs, strict=True) if name in read)
 
     @property
     def accepts_pairs(self) -> bool:

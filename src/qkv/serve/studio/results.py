@@ -17,8 +17,6 @@ from qkv.tasks.run.trace import encode_text
 from qkv.tasks.table import find_task, supported_tasks
 from qkv.tasks.text_model import TextModel, require_tokenizer
 
-MAX_CONTINUATION = 16
-"""The number of tokens with which a decoder continues a text."""
 MAX_KEPT_RESULTS = 32
 
 
@@ -90,10 +88,7 @@ def find_results(model: Model, texts: Sequence[str], edits: Sequence[Edit] = ())
         tap = EditTap(edits) if edits else None
         text_model = TextModel(model.network, require_tokenizer(model.tokenizer), model.config, tap)
         inputs = [task.read_line(text) for text in several]
-        if task.name == "complete":
-            results = task.run_default(text_model, inputs, {"max_tokens": MAX_CONTINUATION}, task.batch_size)
-        else:
-            results = task.run(text_model, inputs, {}, task.batch_size)
+        results = task.run_default(text_model, inputs, task.preview_options, task.batch_size)
         return [ShownResult(task.title, result) for result in results]
 
     try:

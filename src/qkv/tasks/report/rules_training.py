@@ -32,7 +32,7 @@ def find_init_task(run: RunDiagnostics) -> str:
     """The task of `qkv init` for the objective of a run, if a pretrained encoder helps with it; else ""."""
     starters = find_starters().items()
     kind = run.recipe.objective.kind
-    return next((name for name, one in starters if one.objective_kind == kind and one.pretrained), "")
+    return next((name for name, one in starters if one.objective == kind and one.pretrained), "")
 
 
 def advise_resuming(run: RunDiagnostics) -> Advice | None:

@@ -85,7 +85,7 @@ def one_column_error(kind: str, data: DataFiles, records: Sequence[Record]) -> U
     )
     if len(fields) != 2 or OBJECTIVES[kind].head == "tag":
         return UsageError(f"{problem} ({', '.join(fields)}); give {find_example(kind)}")
-    separator = guess_separator([str(record.fields["text"]) for record in records], kind == "classification")
+    separator = guess_separator([str(record.fields["text"]) for record in records], bool(OBJECTIVES[kind].class_field))
     pattern = re.escape(separator).replace("\\ ", " ").replace("/", r"\/") or "SEPARATOR"
     script = quote(f"s/{pattern}/\\t/")
     path = next(path for group in data.find_groups(Problems(max_invalid_fraction=1)) for path in group.paths)

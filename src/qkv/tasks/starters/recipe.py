@@ -70,15 +70,15 @@ def starter_recipe(
         raise UsageError(f"unknown task {task!r}; {suggest_name(task, starters)}")
     starter = starters[task]
     if files:
-        summary = inspect_files(starter.objective_kind, files, reading or DataSection())
-        check_classes(starter.objective_kind, summary)
-        summary = add_splits(starter.objective_kind, summary, {"valid": valid, "test": test})
-        check_texts(starter.objective_kind, summary)
+        summary = inspect_files(starter.objective, files, reading or DataSection())
+        check_classes(starter.objective, summary)
+        summary = add_splits(starter.objective, summary, {"valid": valid, "test": test})
+        check_texts(starter.objective, summary)
     else:
         summary = FileSummary({"train": starter.example_file}, EXAMPLE_BYTES)
     machine = machine or find_machine()
     size = choose_size(summary.bytes, machine, minutes)
-    if starter.objective_kind == "classification":
+    if starter.is_small:
         size = adapt_to_classification(size, summary.bytes)
     sections = {
         "": [("run", run or f"runs/{task}", "folder of the run, which becomes the model's folder")],
@@ -90,8 +90,8 @@ def starter_recipe(
         sections["tokenizer"] = _tokenizer_lines(starter, summary, size)
         model, train = _model_lines(starter, size, shape), _train_lines(starter, size)
     sections["model"] = model
-    objective = [("kind", starter.objective_kind, "what the model learns"), *starter.objective_lines]
-    if files and (label := find_out_of_scope(starter.objective_kind, summary)):
+    objective = [("kind", starter.objective, "what the model learns"), *starter.objective_lines]
+    if files and (label := find_out_of_scope(starter.objective, summary)):
         objective.append(("out_of_scope", label, "label of texts that belong to no class; the training files lack it"))
     sections["objective"] = objective
     sections["train"] = [*train, *_metric_lines(starter)]
@@ -121,14 +121,10 @@ def _data_lines(starter: Starter, summary: FileSummary, size: StarterSize) -> li
         check = ": please check" if summary.columns_guessed else ""
         lines.append(("columns", summary.columns, f"field = column{check}"))
     elif not summary.is_given:
-        spec = OBJECTIVES[starter.objective_kind]
+        spec = OBJECTIVES[starter.objective]
         fields = {name: name for name in spec.required_fields}
         if len(fields) > 1 or not spec.reads_documents:
             lines.append(("#columns", fields, "field = column, if the file has other names"))
-    length_comment = "tokens of a sequence"
-    if starter.objective_kind == "seq2seq":
-        length_comment = "tokens of a target sequence"
-        length_comment += "" if starter.max_source_length else "; the source length follows in proportion"
     for name in ("format", "records_key"):
         if value := getattr(summary.reading, name):
             lines.append((name, value, READING_COMMENTS[name]))
@@ -143,7 +139,7 @@ def _data_lines(starter: Starter, summary: FileSummary, size: StarterSize) -> li
         ]
     if "test" in summary.files:
         lines.append(("test", summary.files["test"], "files that qkv eval uses"))
-    lines.append(("max_length", starter.max_length, length_comment))
+    lines.append(("max_length", starter.max_length, starter.length_comment))
     if starter.max_source_length:
         lines.append(("max_source_length", starter.max_source_length, "tokens of a source sequence"))
     if starter.too_long:
@@ -160,23 +156,24 @@ def _model_lines(starter: Starter, size: StarterSize, shape: StarterShape) -> li
     ]
     if shape == "exportable" and starter.exportable_preset:
         return [("preset", starter.exportable_preset, "a published architecture, in this size:"), *sizes]
-    if starter.objective_kind == "classification":
+    if starter.is_small:
         head = {"pool": "mean", "dense": "none", "dropout": size.dropout}
         sizes.append(("head", head, "a linear layer on the mean of all tokens (BERT: first token, dense layer)"))
     if starter.pretrained:
         return [("#from", starter.pretrained, "often better: fine-tune a trained model (qkv init … --from)"), *sizes]
-    return [("#preset", starter.preset, "a published architecture, or by hand:"), *sizes]
+    preset: RecipeLine = ("#preset", starter.preset, "a published architecture, or by hand:")
+    return [preset, *sizes] if starter.preset else sizes
 
 
 def _tokenizer_lines(starter: Starter, summary: FileSummary, size: StarterSize) -> list[RecipeLine]:
     """The keys of [tokenizer]: words for a classifier, characters for few short pairs of texts, else subwords."""
     kind: RecipeLine = ("kind", "byte-bpe", "subwords of any text, without unknown tokens (others: unigram, char)")
-    if starter.objective_kind == "classification":
+    if starter.is_small:
         kind = ("kind", "wordpiece", "frequent words are one token each (others: byte-bpe, unigram, char)")
-    elif starter.objective_kind == "seq2seq" and size.vocab_size <= 2000 and summary.mean_chars <= SHORT_TEXT_CHARS:
+    elif starter.may_have_characters and size.vocab_size <= 2000 and summary.mean_chars <= SHORT_TEXT_CHARS:
         kind = ("kind", "char", "characters, as these texts are few and short (longer: byte-bpe, unigram, wordpiece)")
     lines = [kind, ("vocab_size", size.vocab_size, "maximum number of tokens in the vocabulary")]
-    if starter.objective_kind == "classification":
+    if starter.is_small:
         lines.append(("lowercase", True, "upper and lower case are the same"))
     return [*lines, ("#from", "models/mine", "or use the tokenizer of another model instead of training one")]
 
@@ -235,6 +232,6 @@ def _fine_tuning_lines(
         ("warmup", 0.1, "fraction of the budget in which the learning rate rises"),
         ("final", "best", "keep the weights with the best validation result (or last)"),
     ]
-    if OBJECTIVES[starter.objective_kind].head in ("classify", "tag", "span"):
+    if OBJECTIVES[starter.objective].head in ("classify", "tag", "span"):
         train.insert(3, ("head_lr_factor", 10.0, "the learning rate of the new head is lr times this number"))
     return model, train

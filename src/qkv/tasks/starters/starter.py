@@ -15,24 +15,27 @@ class Starter:
     """A task that `qkv init` can write a recipe for."""
 
     description: str
-    objective_kind: str
     example_file: str  # the file name in the recipe if the user gives no file
     max_length: int  # tokens of a sequence
+    objective: str = ""  # empty: the objective of the task
+    length_comment: str = "tokens of a sequence"
     pretrained: str = ""  # a checkpoint that is usually fine-tuned for the task
     preset: str = ""  # a published architecture that is usually trained from scratch
     max_source_length: int = 0  # tokens of a source sequence; 0: derived from the data
     too_long: str = ""
     exportable_preset: str = ""  # a published architecture that other libraries can load; empty: the default can be
     objective_lines: tuple[RecipeLine, ...] = ()  # keys of [objective]
+    is_small: bool = False  # labelled data is little: a shallow model of whole words suits it
+    may_have_characters: bool = False  # few short texts are read by characters
     metric: str = ""  # the metric that selects the best weights; empty: as `train.metric`
 
 
 PRETRAINING_STARTERS: dict[str, Starter] = {
     "spans": Starter(
         "An encoder-decoder that generates spans removed from a text, as T5.",
-        "span_corruption",
         "corpus.txt",
         512,
+        "span_corruption",
         preset="t5-small",
         exportable_preset="t5-small",
         objective_lines=(
@@ -42,9 +45,9 @@ PRETRAINING_STARTERS: dict[str, Starter] = {
     ),
     "denoise": Starter(
         "An encoder-decoder that restores corrupted texts, as BART.",
-        "denoising",
         "corpus.txt",
         512,
+        "denoising",
         preset="bart-base",
         exportable_preset="bart-base",
         objective_lines=(

@@ -320,16 +320,14 @@ class AnswerTask(RecordTask):
     description = "finds the answer to a question in a passage"
     question = "Find answers in passages."
     title = "Answer"
-    example_input = "your question\tyour passage"
+    example_inputs = ("your question", "your passage")
     objective = "question_answering"
     inputs, target = ("question", "context"), "answers"
-    needed_fields = ("question", "context", "answers")
     needs_all_inputs = True
     scorers = (AnswerScorer,)
     Options, EvalOptions, results = AnswerOptions, AnswerEvaluation, (Answer,)
     starter = Starter(
         "The answer to a question, found in a passage.",
-        "question_answering",
         "train.json",
         384,
         pretrained=BERT_CHECKPOINT,

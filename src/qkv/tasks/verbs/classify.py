@@ -170,10 +170,6 @@ class LabelScorer(TaskScorer):
         made: list[Any] = [make_prediction(self.config, row, top=1) for row in logits]
         return [(OUT_OF_SCOPE if one.label is None else one.label, one.probability) for one in made]
 
-    def score_each(self, predicted: Sequence[str], expected: Sequence[str]) -> list[float]:
-        """1 for the right class."""
-        return [float(ours == theirs) for ours, theirs in zip(predicted, expected, strict=True)]
-
     def pair_classes(self, predicted: Any, expected: Any) -> list[tuple[str, str]]:
         """The two classes."""
         return [(predicted, expected)]
@@ -395,19 +391,19 @@ class ClassifyTask(RecordTask):
     title = "Label"
     objective = "classification"
     inputs, target = ("text", "second"), "label"
-    needed_fields = ("text",)
+    example_inputs = ("your text", "your second text")
     max_samples = 8
     Options, EvalOptions = ClassifyOptions, ClassifyEvaluation
     results = (ClassPrediction, LabelsPrediction, ScorePrediction)
     scorers = (LabelScorer, LabelSetScorer, NumberScorer)
     starter = Starter(
         "The class of a text, or of two texts.",
-        "classification",
         "train.csv",
         256,
         pretrained=BERT_CHECKPOINT,
         exportable_preset="bert-base",
         objective_lines=(SMOOTHING,),
+        is_small=True,
     )
 
     def check_model(self, config: Config, texts: Sequence[Any]) -> None:

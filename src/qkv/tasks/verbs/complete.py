@@ -5,7 +5,7 @@ In a chat (a record with `messages` instead of `text`), only the answers of the 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from qkv.data.encode.chat import EncodeChat
 from qkv.data.encode.encoders import EncodeText
@@ -88,9 +88,10 @@ class CompleteTask(Task):
     metrics = ("loss", "perplexity", "bits_per_character", "bits_per_byte")
     calls = ("chat", "generate", "score", EMBED_POOLED)
     evaluation_batch_size, max_samples = 16, 3
-    generates = reads_documents = True
+    generates = reads_documents = continues_by_default = True
+    preview_options: ClassVar[Mapping[str, Any]] = {"max_tokens": 16}
     Options, EvalOptions, results = CompleteOptions, LanguageEvaluation, (Completion,)
-    starter = Starter("A language model: it continues a text.", "causal_lm", "book.txt", 512, preset="gpt2")
+    starter = Starter("A language model: it continues a text.", "book.txt", 512, preset="gpt2")
 
     def decode(
         self,

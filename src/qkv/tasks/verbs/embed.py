@@ -213,12 +213,10 @@ class EmbedTask(RecordTask):
     title = "Embedding"
     objective = "contrastive"
     inputs, target = ("first",), "second"
-    needed_fields = ("first", "second")
     calls = ()
     Options, results, scorers = EmbedOptions, (TextVector,), (RetrievalScorer, SimilarityScorer)
     starter = Starter(
         "Embeddings: texts that belong together come close.",
-        "contrastive",
         "train.tsv",
         256,
         pretrained="sentence-transformers/all-MiniLM-L6-v2",

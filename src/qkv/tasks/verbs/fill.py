@@ -79,10 +79,9 @@ class FillTask(Task):
     description = "fills in masked words"
     question = "Fill in masked words."
     title = "Masks filled in"
-    example_input = "your [MASK] text"
+    example_inputs = ("your [MASK] text",)
     objective = "masked_lm"
     inputs, target = ("text",), "text"
-    needed_fields = ("text",)
     metrics = ("masked_accuracy", "loss", "perplexity")
     max_samples = 3
     reads_documents = True
@@ -90,7 +89,6 @@ class FillTask(Task):
     starter_name = "pretrain"
     starter = Starter(
         "An encoder that predicts masked words, as BERT; a start for classify, tag and others.",
-        "masked_lm",
         "corpus.txt",
         512,
         preset="bert-base",

@@ -278,12 +278,10 @@ class TagTask(RecordTask):
     shows_details = True
     objective = "tagging"
     inputs, target = ("tokens",), "tags"
-    needed_fields = ("tokens", "tags")
     reads_words = True
     EvalOptions, results, scorers = ClassifyEvaluation, (TaggedText,), (TagScorer,)
     starter = Starter(
         "A tag for each word: names, parts of speech.",
-        "tagging",
         "train.conll",
         256,
         pretrained="google-bert/bert-base-cased",

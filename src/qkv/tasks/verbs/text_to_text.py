@@ -268,7 +268,6 @@ class TextToText(RecordTask):
     description = "generates a text for a text"
     objective = "seq2seq"
     inputs, target = ("source",), "target"
-    needed_fields = ("source", "target")
     calls = ("translate", "summarise", "generate", "score")
     evaluation_batch_size, max_samples = 64, 8
     generates = True
@@ -305,12 +304,13 @@ class TranslateTask(TextToText):
     Options = TranslateOptions
     starter = Starter(
         "From one text to another: translation, spelling, anything with a source and a target.",
-        "seq2seq",
         "train.tsv",
         256,
         preset="transformer-base",
         exportable_preset="marian",
+        length_comment="tokens of a target sequence; the source length follows in proportion",
         objective_lines=(SMOOTHING,),
+        may_have_characters=True,
     )
 
     def decode(
@@ -348,14 +348,15 @@ class SummariseTask(TextToText):
     Options = SummariseOptions
     starter = Starter(
         "From a long text to a short one.",
-        "seq2seq",
         "train.jsonl",
         256,
         preset="transformer-base",
         exportable_preset="marian",
         max_source_length=1024,
         too_long="truncate",
+        length_comment="tokens of a target sequence",
         objective_lines=(SMOOTHING,),
+        may_have_characters=True,
         metric="rougeL",
     )
 
