@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from qkv.blocks.config import RotaryScaling, StackConfig
 from qkv.blocks.parts import make_part
-from qkv.blocks.position import Rotary, scale_frequencies, sinusoids, t5_bucket
+from qkv.blocks.position import (
+    Rotary,
+    grid_positions,
+    grid_sinusoids,
+    scale_frequencies,
+    sinusoids,
+    t5_bucket,
+)
 from qkv.blocks.position import alibi_slopes as slopes_on
 
 EXAMPLES = settings(max_examples=50, deadline=None, derandomize=True)
@@ -204,3 +211,33 @@ def test_t5_bias_reads_the_table_by_bucket(small: Callable[..., StackConfig]) ->
     assert found.shape == (1, 4, 1, 3)
     for j, key in enumerate((0, 39, 40)):
         assert torch.equal(found[0, :, 0, j], bias.table.weight[bucket_of(key - 40, 32, 128, True)])
+
+
+# ── Grids ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_grid_is_read_row_by_row() -> None:
+    assert grid_positions(2, 3).tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+
+
+def test_grid_sinusoids_are_those_of_the_row_and_of_the_column() -> None:
+    cells = grid_positions(3, 5)
+    found = grid_sinusoids(cells, 8)
+    assert torch.equal(found[:, :4], sinusoids(cells[:, 0], 4))
+    assert torch.equal(found[:, 4:], sinusoids(cells[:, 1], 4))
+
+
+def test_rotary_scores_of_a_grid_depend_on_both_distances_alone() -> None:
+    """Moving query and key by the same rows and columns changes no score; moving one of them does."""
+    q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def score(query: list[int], key: list[int]) -> float:
+        def rotate(x: torch.Tensor, cell: list[int]) -> torch.Tensor:
+            return Rotary.of_grid(torch.tensor([[cell]]), 16, 100.0, torch.float64).rotate(x)
+
+        return float((rotate(q, query) * rotate(k, key)).sum())
+
+    assert score([2, 5], [1, 3]) == pytest.approx(score([9, 6], [8, 4]), abs=1e-12)
+    assert abs(score([2, 5], [1, 3]) - score([3, 5], [1, 3])) > 1e-3
+    assert abs(score([2, 5], [1, 3]) - score([2, 6], [1, 3])) > 1e-3
+    assert score([0, 0], [0, 0]) == pytest.approx(float((q * k).sum()), abs=1e-12)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.blocks import HeadConfig, Inputs, Payload, StackConfig
-from qkv.blocks.front_ends import FRONT_ENDS, FrontEndConfig, FrontEndKind
+from qkv.blocks.front_ends import FRONT_ENDS, FrontEndConfig, register_front_end
 from qkv.blocks.inputs import PayloadItem
 from qkv.blocks.position import grid_positions, grid_sinusoids
 from qkv.models import Config, Network, build
@@ -46,7 +46,7 @@ class Squares(nn.Module):
 
 
 if "squares" not in FRONT_ENDS:
-    FRONT_ENDS.register("squares", FrontEndKind(SquaresConfig, Squares))
+    register_front_end(SquaresConfig, Squares)
 
 
 def image(height: int = 2, width: int = 2, seed: int = 0, merge: int = 1) -> PayloadItem:

@@ -1,6 +1,6 @@
 """Front ends: the configs of the modules that turn images, sounds or other vectors into inputs of a stack.
 
-    FRONT_ENDS.register("squares", FrontEndKind(SquaresConfig, Squares))
+    register_front_end(SquaresConfig, Squares)
     Config(encoder=…, front_ends=(SquaresConfig(features=12),))
     network(Inputs(ids, payloads={"squares": payload}))
 
@@ -45,3 +45,10 @@ class FrontEndKind(NamedTuple):
 
 FRONT_ENDS: OpenTable[FrontEndKind] = OpenTable("front end")
 """The kinds of front ends by name."""
+
+
+def register_front_end(
+    config: type[FrontEndConfig], module: "Callable[[Any, int], nn.Module]", *, replace: bool = False
+) -> None:
+    """Add a front end of your own, built by `module(config, width)`. `replace` allows the `kind` of an earlier call."""
+    FRONT_ENDS.register(config.kind, FrontEndKind(config, module), replace=replace)

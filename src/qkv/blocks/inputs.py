@@ -160,6 +160,13 @@ class Inputs:
         """The device of the ids."""
         return self.ids.device
 
+    @property
+    def is_token(self) -> Tensor:
+        """A mask (B, T) that is True at tokens and False at padding."""
+        if self.document_ids is None:
+            return torch.ones_like(self.ids, dtype=torch.bool)
+        return self.document_ids != 0
+
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Inputs":
         """Move all tensors to a device."""
         moved = self._map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))

@@ -206,9 +206,7 @@ def promote_to_float32(logits: Tensor) -> Tensor:
 
 def token_history(prompts: Inputs) -> Tensor:
     """Return the ids of prompts (R, T) with `NO_TOKEN` at padding."""
-    if prompts.document_ids is None:
-        return prompts.ids
-    return prompts.ids.masked_fill(prompts.document_ids == 0, NO_TOKEN)
+    return prompts.ids.masked_fill(~prompts.is_token, NO_TOKEN)
 
 
 def check_max_length(

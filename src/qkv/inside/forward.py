@@ -10,9 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from qkv.blocks import Inputs
 from qkv.blocks.inputs import Prompt
 from qkv.decode.runner import start_token
@@ -90,12 +87,6 @@ def repeat_inputs(network: Network, trace: Trace, batch_size: int) -> Inputs:
 def inputs_at(inputs: Inputs, site: str) -> Inputs:
     """Return the inputs of the stack that has a site: of an encoder-decoder, the source for a site of the encoder."""
     return inputs.source if inputs.source is not None and site.startswith("encoder") else inputs
-
-
-def token_mask(inputs: Inputs) -> Tensor:
-    """Return a mask (B, T) that is True at tokens and False at padding."""
-    is_token = torch.ones_like(inputs.ids, dtype=torch.bool)
-    return is_token if inputs.document_ids is None else inputs.document_ids != 0
 
 
 def _check_ids(ids: Any, vocab_size: int, name: str) -> Sequence[int]:

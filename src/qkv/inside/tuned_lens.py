@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from qkv.blocks import Tap
 from qkv.errors import UsageError
-from qkv.inside.forward import Example, make_inputs, token_mask
+from qkv.inside.forward import Example, make_inputs
 from qkv.inside.lens import check_vocabulary_head, lens_logits
 from qkv.inside.sites import require_blocks
 from qkv.inside.trace import open_tensors, read_weights, report_damage, write_tensors
@@ -155,7 +155,7 @@ def _record(
     """Return the residual stream (N, C) of each site, and the model's log-probabilities (N, V), at some tokens."""
     tap, inputs = Tap(record=sites), make_inputs(network, batch)
     hidden, _ = network.hidden(inputs, tap=tap)
-    is_token = token_mask(inputs)
+    is_token = inputs.is_token
     chosen = is_token.flatten().nonzero()[:, 0].cpu()
     if len(chosen) > max_tokens:
         chosen = chosen[torch.randperm(len(chosen), generator=generator)[:max_tokens]]

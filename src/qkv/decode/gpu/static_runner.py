@@ -81,7 +81,7 @@ class StaticRunner:
                     tensor[:, :, : self.prompt_length], (0, 0, 0, self.num_slots - self.prompt_length)
                 )
         self.keys, self.values = runner.cache.keys, runner.cache.values
-        real = runner.tokens >= 0
+        real = runner.prompts.is_token
         self.mask = torch.full((self.batch_size, num_beams, self.num_slots), NEG_INF, device=device, dtype=dtype)
         self.mask[:, :, : self.prompt_length].masked_fill_(real[:, None], 0.0)
         self.next_positions = real.sum(1, keepdim=True)  # (N, 1) of the next token

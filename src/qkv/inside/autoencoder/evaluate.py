@@ -24,7 +24,7 @@ from qkv.blocks import Inputs, Tap
 from qkv.blocks.head import POOLED_KINDS
 from qkv.errors import UsageError
 from qkv.inside.autoencoder.model import SparseAutoencoder
-from qkv.inside.forward import Example, inputs_at, make_inputs, token_mask
+from qkv.inside.forward import Example, inputs_at, make_inputs
 from qkv.inside.neurons import check_per_token_site
 from qkv.models import Network
 from qkv.models.runtime.eval_mode import eval_mode
@@ -68,7 +68,7 @@ def evaluate_autoencoder(
         for inputs in batched_inputs(network, examples, batch_size):
             tap = Tap(record=[site])
             logits = network(inputs, tap=tap)
-            x = tap[site][token_mask(inputs_at(inputs, site))].float()  # (N, C)
+            x = tap[site][inputs_at(inputs, site).is_token].float()  # (N, C)
             features = autoencoder.encode(x)
             active += (features > 0).sum(0).cpu()
             moments.add(x, autoencoder.decode(features))
@@ -125,10 +125,10 @@ def batched_inputs(network: Network, examples: Iterable[Example], batch_size: in
 def token_loss(network: Network, inputs: Inputs, original: Tensor, changed: Tensor) -> tuple[float, int]:
     """The summed loss of outputs (B, T, V), and the number of tokens that it is the sum of."""
     if not network.generates:
-        is_token = token_mask(inputs)
+        is_token = inputs.is_token
         original, changed = original[is_token].double(), changed[is_token].double()
         divergence = F.kl_div(changed.log_softmax(-1), original.log_softmax(-1), log_target=True, reduction="sum")
         return float(divergence), int(is_token.sum())
-    is_label = token_mask(inputs)[:, 1:]
+    is_label = inputs.is_token[:, 1:]
     loss = F.cross_entropy(changed[:, :-1][is_label].double(), inputs.ids[:, 1:][is_label], reduction="sum")
     return float(loss), int(is_label.sum())

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qkv.blocks import Tap
 from qkv.errors import UsageError
-from qkv.inside.forward import Example, inputs_at, make_inputs, token_mask
+from qkv.inside.forward import Example, inputs_at, make_inputs
 from qkv.inside.sites import check_sites
 from qkv.inside.tokens import TokenList, list_tokens
 from qkv.models import Network
@@ -101,7 +101,7 @@ def stream_site(
         with eval_mode(network):
             network.hidden(inputs, tap=tap)
         read = inputs_at(inputs, site)
-        yield tap[site].detach(), read.ids, token_mask(read)
+        yield tap[site].detach(), read.ids, read.is_token
         done += len(batch)
         if progress is not None:
             progress(done, 0)
