@@ -26,7 +26,6 @@ from qkv.blocks import HeadConfig, Inputs, Tap
 from qkv.decode import GenerationOptions, GenerationResult, TokenLogprob
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.models import Config, Network, build
-from qkv.models.tables import presets
 from qkv.progress import OnProgress
 from qkv.tasks.calls import TaskCalls, stream_batches
 from qkv.tasks.evaluate import evaluate
@@ -39,7 +38,7 @@ from qkv.tasks.table import find_task
 from qkv.tasks.text_model import TextModel
 from qkv.tasks.verbs.embed import EmbedOptions, embed_texts
 from qkv.text import Tokenizer
-from qkv.train.run import load as run_models
+from qkv.train.run.load import load_model
 from qkv.values import PYTHON, read
 
 if TYPE_CHECKING:  # imported in the methods that need them, so that `qkv run` answers sooner
@@ -75,7 +74,7 @@ def load(
     Weights keep their stored dtype unless `dtype` is given. `head` replaces the model's head by a newly initialised
     one. Notes on tensors that were ignored or newly initialised are logged, and are in `.notes`.
     """
-    stored = run_models.load_model(name, device=parse_device(device), dtype=parse_dtype(dtype), head=head)
+    stored = load_model(name, device=parse_device(device), dtype=parse_dtype(dtype), head=head)
     for note in stored.notes:
         log.warning("%s: %s", name, note)
     return Model(stored.config, stored.network, stored.tokenizer, stored.notes, stored.processor)
@@ -95,7 +94,9 @@ def new(
     'encoder'
     """
     if isinstance(config, str):
-        config = presets.find_preset(config)
+        from qkv.models.tables.presets import find_preset
+
+        config = find_preset(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = build(config, dtype=dtype)

@@ -18,8 +18,8 @@ from qkv.tasks.train import open_recipe
 from qkv.train.checkpoint.files import step_folder_name
 from qkv.train.progress import is_better
 from qkv.train.recipe.schema import Recipe
-from qkv.train.run import load as midway
 from qkv.train.run.folder import METRICS, RunFolder, resume_command
+from qkv.train.run.load_checkpoint import load_newest
 from qkv.train.watch import RunEnd, Watcher
 
 PLAIN = {"ema_decay": 0.0, "num_workers": 0, "micro_batch_tokens": 0}
@@ -178,10 +178,10 @@ def test_a_checkpoint_that_vanishes_is_no_reason_to_give_up(finished: Recipe, mo
     folder = RunFolder(run)
     real, listed = folder.checkpoints.steps(), iter([[1], [], [2]])
     monkeypatch.setattr(type(folder.checkpoints), "steps", lambda self: next(listed, real))
-    assert midway.load_newest(folder, "cpu", None).notes[0].endswith("these are the weights of step 8")
+    assert load_newest(folder, "cpu", None).notes[0].endswith("these are the weights of step 8")
     monkeypatch.setattr(type(folder.checkpoints), "steps", lambda self: [1])
     with pytest.raises(QkvError, match="deletes them before they are read"):
-        midway.load_newest(folder, "cpu", None)
+        load_newest(folder, "cpu", None)
 
 
 def test_other_held_out_data_is_told_of(finished: Recipe) -> None:

@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 
 import qkv
 from qkv.blocks.feedforward import FeedForward
-from qkv.store import model_folder as folders
 from qkv.store import weights
+from qkv.store import write_folder as folders
 from qkv.store.staged_folder import STAGING_FOLDER
 from qkv.store.weights import INDEX_FILE, WEIGHTS_FILE
 

@@ -15,7 +15,7 @@ from qkv.blocks import Inputs
 from qkv.data import Loader
 from qkv.models import build
 from qkv.render.dry_run import print_dry_run
-from qkv.store.model_folder import write_model
+from qkv.store import write_model
 from qkv.tasks.describe import describe, describe_prepared
 from qkv.tasks.prepare.memory import activation_bytes, estimate_memory, resolve_precision
 from qkv.tasks.prepare.prepare import prepare

@@ -15,7 +15,7 @@ from qkv.blocks import HeadConfig
 from qkv.errors import QkvError
 from qkv.train.checkpoint.reader import Checkpoint
 from qkv.train.recipe.schema import Recipe
-from qkv.train.run import load as midway
+from qkv.train.run.load import load_model
 
 KEYS = {
     "steps": 3,
@@ -170,7 +170,7 @@ def test_shapes_alone_cost_no_reading(folder: Path, monkeypatch: pytest.MonkeyPa
     recipe = short(folder, "seq2seq", "shapes")
     train(recipe)
     monkeypatch.setattr(Checkpoint, "read_tensor", lambda *_: pytest.fail("a tensor was read"))
-    found = midway.load_model(stopped(recipe.run), device="meta")
+    found = load_model(stopped(recipe.run), device="meta")
     assert all(parameter.is_meta for parameter in found.network.parameters())
 
 

@@ -153,8 +153,8 @@ class EvaluationSource:
 
 def read_run_recipe(model: str) -> "Recipe | None":
     """Read the recipe of a run; None if the model is not the folder of a run."""
+    from qkv.train.checkpoint.files import run_path
     from qkv.train.recipe.recipe_file import read as read_recipe
-    from qkv.train.run.load import run_path
 
     path = run_path(Path(model)) / "recipe.toml"
     return read_recipe(path) if path.exists() else None

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 from qkv.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from qkv.store.model_folder import StoredModel, read_model, write_model
+    from qkv.store.model_folder import StoredModel, read_model
+    from qkv.store.write_folder import write_model
 else:
     __getattr__ = lazy_names(
         __name__,
         {
-            "model_folder": "StoredModel read_model write_model",
+            "model_folder": "StoredModel read_model",
+            "write_folder": "write_model",
         },
     )
 

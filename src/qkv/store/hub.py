@@ -5,7 +5,6 @@ from pathlib import Path
 
 from qkv.errors import QkvError, UsageError, suggest_name, suggest_path
 from qkv.files import to_path
-from qkv.models.tables.presets import PRESETS
 from qkv.store.bundled import bundled_folders, find_bundled
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -28,6 +27,8 @@ def resolve_folder(name: str | Path) -> Path:
         raise UsageError(f"{path}: this is a file, but a model is a folder; name its folder")
     if (bundled := find_bundled(name)) is not None:
         return bundled
+    from qkv.models.tables.presets import PRESETS
+
     if str(name) in PRESETS:
         raise UsageError(
             f"{name}: no such folder; {name} is a preset, which has no weights; name a model folder or a hub id"

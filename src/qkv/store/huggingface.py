@@ -2,16 +2,14 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from qkv.blocks import HeadConfig
-from qkv.errors import QkvError, UsageError
-from qkv.files import read_json_object, write_atomically
+from qkv.errors import QkvError
+from qkv.files import write_atomically
 from qkv.models import Config
 from qkv.models.tables import (
     ARCHITECTURES,
@@ -26,11 +24,6 @@ from qkv.models.tables import (
 from qkv.models.tables.architecture import HeadTable, belongs_to_head, find_head, is_ignored, normalize_name
 from qkv.store import weights as weight_files
 from qkv.store.weights import MAX_LISTED, Weights, describe_mismatches
-
-
-def is_huggingface(folder: Path) -> bool:
-    """Whether this is a Hugging Face folder: its config.json has a `model_type`, or it has a modules.json."""
-    return (folder / "modules.json").exists() or "model_type" in read_json_object(folder / "config.json")
 
 
 def read_hf_config(folder: Path, hf_config: dict[str, Any], weights: Weights) -> tuple[Config, list[str]]:
@@ -179,11 +172,3 @@ def write_hf(folder: Path, target: HfExport, config: Config, parameters: Mapping
     dtype = str(next(iter(parameters.values())).dtype).removeprefix("torch.")
     weight_files.write_weights(folder, tensors)
     write_atomically(folder / "config.json", json.dumps({**target.hf_config, "dtype": dtype}, indent=2) + "\n")
-
-
-def replace_head(config: Config, head: HeadConfig) -> Config:
-    """Return the config with another head."""
-    try:
-        return replace(config, head=head)
-    except ValueError as error:
-        raise UsageError(f"head: {error}") from error

@@ -1,6 +1,5 @@
-"""Read and write model folders: config.json, model.safetensors, the tokenizer's files and README.md (a model card)."""
+"""Read model folders: config.json, model.safetensors, the tokenizer's files."""
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,38 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from qkv.blocks import HeadConfig
-from qkv.errors import QkvError, UsageError, shorten, suggest_name
-from qkv.files import read_json_object, to_path, write_atomically
+from qkv.errors import QkvError, UsageError, shorten
+from qkv.files import read_json_object, to_path
 from qkv.models import Config, Network, build
-from qkv.models.families import describe_difference
 from qkv.store.config_json import parse_config
-from qkv.store.gguf.architectures import hf_config_values
-from qkv.store.gguf.gguf_file import GgufFile
-from qkv.store.gguf.gguf_weights import GgufWeights
 from qkv.store.hub import resolve_folder
-from qkv.store.huggingface import (
-    find_hf_export,
-    is_huggingface,
-    read_hf_config,
-    read_hf_weights,
-    replace_head,
-    write_hf,
-)
-from qkv.store.int8_weights import quantize_rows
-from qkv.store.model_card import model_card
-from qkv.store.sentence_transformers import (
-    SENTENCE_TRANSFORMERS_FILES,
-    find_transformer_export,
-    sentence_transformers_head,
-    transformer_folder,
-    write_sentence_transformers,
-)
-from qkv.store.staged_folder import staged_folder
-from qkv.store.weights import MAX_LISTED, Weights, check_not_quantized, describe_mismatches, write_weights
+from qkv.store.weights import MAX_LISTED, Weights, describe_mismatches
 from qkv.text import Tokenizer
 
 GGUF_SUFFIX = ".gguf"
-FORMATS = ("qkv", "hf", "ctranslate2", "onnx")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "vocab.txt",
@@ -51,6 +27,13 @@ TOKENIZER_FILES = (
     "sentencepiece.bpe.model",
     "tokenizer.model",
     "source.spm",
+)
+SENTENCE_TRANSFORMERS_FILES = (
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "1_Pooling",
+    "2_Normalize",
 )
 MODEL_FILES = (
     "model.safetensors",
@@ -111,6 +94,8 @@ def read_model(
     network = build_on_meta(config, len(weights.shapes), opened.config_path)
     shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
     if opened.hf_config is not None:
+        from qkv.store.huggingface import read_hf_weights
+
         tensors, more_notes = read_hf_weights(config, opened.hf_config, weights, shapes, new_head)
         notes += more_notes
     else:
@@ -135,6 +120,11 @@ class _OpenedModel:
     processor: dict[str, Any] | None = None
 
 
+def is_huggingface(folder: Path) -> bool:
+    """Whether this is a Hugging Face folder: its config.json has a `model_type`, or it has a modules.json."""
+    return (folder / "modules.json").exists() or "model_type" in read_json_object(folder / "config.json")
+
+
 def _open_folder(name: str | Path, shapes_only: bool) -> _OpenedModel:
     """Open a qkv folder, a Hugging Face folder or a hub id."""
     folder = resolve_folder(name)
@@ -146,15 +136,17 @@ def _open_folder(name: str | Path, shapes_only: bool) -> _OpenedModel:
                 f"{folder}: this run is not finished, so it has no model yet; finish it with qkv train {folder}{hint}"
             )
         raise QkvError(f"{folder}: no config.json, so this is not a model folder; give a qkv or Hugging Face folder")
-    from_hf = is_huggingface(folder)
-    body = transformer_folder(folder) if from_hf else folder
+    if not is_huggingface(folder):
+        values, weights = read_json_object(config_path), Weights(folder, shapes_only=shapes_only)
+        config = parse_config(values, str(config_path))
+        processor = read_json_object(folder / PROCESSOR_FILE) if (folder / PROCESSOR_FILE).exists() else None
+        return _OpenedModel(config_path, config, weights, _load_tokenizer(folder), processor=processor)
+    from qkv.store.huggingface import read_hf_config
+    from qkv.store.sentence_transformers import sentence_transformers_head, transformer_folder
+
+    body = transformer_folder(folder)
     values = read_json_object(body / "config.json")
     weights = Weights(body, shapes_only=shapes_only)
-    if not from_hf:
-        config = parse_config(values, str(config_path))
-        path = body / PROCESSOR_FILE
-        processor = read_json_object(path) if path.exists() else None
-        return _OpenedModel(config_path, config, weights, _load_tokenizer(body), processor=processor)
     config, notes = read_hf_config(body, values, weights)
     head = sentence_transformers_head(folder)
     return _OpenedModel(body / "config.json", config, weights, _load_tokenizer(body), values, head, notes)
@@ -162,6 +154,11 @@ def _open_folder(name: str | Path, shapes_only: bool) -> _OpenedModel:
 
 def _open_gguf(name: str | Path, shapes_only: bool) -> _OpenedModel:
     """Open a GGUF file."""
+    from qkv.store.gguf.architectures import hf_config_values
+    from qkv.store.gguf.gguf_file import GgufFile
+    from qkv.store.gguf.gguf_weights import GgufWeights
+    from qkv.store.huggingface import read_hf_config
+
     path = to_path(name)
     file = GgufFile(path)
     try:
@@ -286,81 +283,9 @@ def check_vocabulary(tokenizer: Tokenizer | None, config: Config, path: Path) ->
             )
 
 
-def check_built_by(config: Config, network: nn.Module) -> None:
-    """Raise an error if a network is not what its config builds: the folder would hold another model."""
-    if difference := describe_difference(network, config):
-        raise QkvError(
-            f"{difference}: this is not the network that its config builds, and a folder stores only the config and "
-            "the weights. Register the new part (qkv.register_part), name it in the config and build the network again"
-        )
-
-
-def write_model(
-    folder: str | Path,
-    config: Config,
-    network: nn.Module,
-    tokenizer: Tokenizer | None,
-    format: str = "qkv",
-    *,
-    processor: Mapping[str, Any] | None = None,
-    card_fields: Mapping[str, str] | None = None,
-    int8: bool = False,
-) -> str:
-    """Write a model folder: a qkv folder, or one for transformers ("hf"), CTranslate2 or ONNX.
-
-    Returns the name of the class that loads the folder, or of the ONNX files. `processor` has the settings that turn
-    images or sounds into payloads; they become `PROCESSOR_FILE`. `card_fields` are rows of a new model
-    card, such as data, scores and licence. `int8` stores the matrices of a qkv folder in int8
-    (`store/int8_weights.py`). All files are complete before the first one replaces an old one, so that a failure leaves
-    an old model intact.
-    """
-    if format not in FORMATS:
-        raise UsageError(f"unknown format {format!r}; {suggest_name(format, FORMATS)}")
-    if config.is_recurrent and format != "qkv":
-        raise QkvError(
-            f"the format {format} is for Transformers, and this model has {config.stack.block.upper()} layers; "
-            "use the folder that qkv writes (qkv run, qkv.load), or train a Transformer: leave out model.family in "
-            "the recipe"
-        )
-    if config.front_ends and format != "qkv":
-        kinds = ", ".join(front_end.kind for front_end in config.front_ends)
-        raise QkvError(
-            f"the format {format} has no place for the front ends of this model ({kinds}), so it would lose what they "
-            "read; use the folder that qkv writes (m.save)"
-        )
-    check_not_quantized(network)
-    check_built_by(config, network)
-    if format == "ctranslate2":
-        from qkv.store.export_ctranslate2 import write_ctranslate2
-
-        return write_ctranslate2(folder, config, network, tokenizer)  # type: ignore[arg-type]
-    if format == "onnx":
-        from qkv.store.export_onnx import write_onnx
-
-        return write_onnx(folder, config, network, tokenizer)  # type: ignore[arg-type]
-    folder = to_path(folder)
-    # transformers has a class for an embedding of a dense layer (BERT's pooler), but none for other embeddings.
-    hf_export, is_embedder = None, config.head.kind == "embed" and config.head.dense == "none"
-    load_class: str = config.family
-    if format == "hf":  # raises before anything is written
-        hf_export = find_transformer_export(config) if is_embedder else find_hf_export(config)
-        load_class = "SentenceTransformer" if is_embedder else hf_export.head_table.class_name
-    parameters = {name: p.detach() for name, p in network.named_parameters()}
-    with staged_folder(folder, "config.json", MODEL_FILES, also_accepted=[RECIPE_FILE]) as staging:
-        if tokenizer is not None:
-            tokenizer.save(staging)
-        if processor is not None:
-            write_atomically(staging / PROCESSOR_FILE, json.dumps(dict(processor), indent=2) + "\n")
-        if hf_export is not None:
-            write_hf(staging, hf_export, config, parameters)
-            if is_embedder:
-                write_sentence_transformers(staging, config)
-        else:
-            write_weights(staging, quantize_rows(parameters) if int8 else parameters)
-            write_atomically(staging / "config.json", json.dumps(config.to_dict(), indent=2) + "\n")
-        if card_fields is not None or not (folder / "README.md").exists():
-            write_atomically(
-                staging / "README.md",
-                model_card(config, sum(p.numel() for p in parameters.values()), load_class, card_fields),
-            )
-    return load_class
+def replace_head(config: Config, head: HeadConfig) -> Config:
+    """Return the config with another head."""
+    try:
+        return replace(config, head=head)
+    except ValueError as error:
+        raise UsageError(f"head: {error}") from error

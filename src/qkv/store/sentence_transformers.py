@@ -19,13 +19,6 @@ POOLINGS = {"cls": "first", "mean": "mean", "lasttoken": "last"}
 """Their names of poolings, and ours."""
 BARE_HEADS = (HeadConfig(kind="embed", dense="tanh"), HeadConfig())
 """Heads of models without a task. BERT has a pooler, which sentence-transformers neither needs nor uses."""
-SENTENCE_TRANSFORMERS_FILES = (
-    "modules.json",
-    "config_sentence_transformers.json",
-    "sentence_bert_config.json",
-    "1_Pooling",
-    "2_Normalize",
-)
 
 
 def transformer_folder(folder: Path) -> Path:

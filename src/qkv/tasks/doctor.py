@@ -23,8 +23,9 @@ from qkv.store.bundled import bundled_folders
 from qkv.tasks.describe import first_batch
 from qkv.tasks.prepare.model import apply_adapters
 from qkv.tasks.prepare.prepare import prepare
+from qkv.train.checkpoint.files import run_path
 from qkv.train.recipe import recipe_file
-from qkv.train.run.load import load_model, run_path
+from qkv.train.run.load import load_model
 
 BYTES_PER_PARAMETER = 20
 """The memory of the largest check: the weights, and a copy of them that is trained with AdamW."""

@@ -16,7 +16,7 @@ from qkv.data.objectives.table import OBJECTIVES
 from qkv.errors import QkvError, UsageError
 from qkv.models import Config, build
 from qkv.models.tables.presets import PRESETS, find_preset
-from qkv.store.model_folder import write_model
+from qkv.store import write_model
 from qkv.tasks.prepare.model import (
     ModelRequirements,
     build_config,

@@ -7,50 +7,56 @@ summary        the parameters, FLOPs and memory of a model
 bert  distilbert  modernbert  gpt2  gpt_neox  llama  t5  bart      one table for each architecture
 """
 
+from typing import TYPE_CHECKING
+
 from qkv.errors import QkvError, suggest_name
-from qkv.models.tables.architecture import (
-    Architecture,
-    HeadTable,
-    UnsupportedConfigError,
-    map_parameters,
-    read_config,
-    write_config,
-    write_weights,
-)
-from qkv.models.tables.bart import BART, MARIAN, MBART
-from qkv.models.tables.bert import ALBERT, BERT, ELECTRA, ROBERTA
-from qkv.models.tables.distilbert import DISTILBERT
-from qkv.models.tables.gpt2 import GPT2
-from qkv.models.tables.gpt_neox import GPT_NEOX
-from qkv.models.tables.llama import LLAMA, MISTRAL, QWEN2, QWEN3
-from qkv.models.tables.modernbert import MODERNBERT
-from qkv.models.tables.t5 import MT5, T5
+from qkv.lazy import lazy_names
+from qkv.tables import OpenTable
 
-ARCHITECTURES: dict[str, Architecture] = {
-    architecture.name: architecture
-    for architecture in (
-        BERT,
-        ROBERTA,
-        DISTILBERT,
-        ALBERT,
-        ELECTRA,
-        MODERNBERT,
-        GPT2,
-        GPT_NEOX,
-        LLAMA,
-        MISTRAL,
-        QWEN2,
-        QWEN3,
-        T5,
-        MT5,
-        BART,
-        MBART,
-        MARIAN,
+if TYPE_CHECKING:
+    from qkv.models.tables.architecture import (
+        Architecture,
+        HeadTable,
+        UnsupportedConfigError,
+        map_parameters,
+        read_config,
+        write_config,
+        write_weights,
     )
-}
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "architecture": "Architecture HeadTable UnsupportedConfigError map_parameters read_config write_config "
+            "write_weights"
+        },
+    )
+
+ARCHITECTURES: "OpenTable[Architecture]" = OpenTable(
+    "architecture",
+    lazy={
+        "bert": "qkv.models.tables.bert:BERT",
+        "roberta": "qkv.models.tables.bert:ROBERTA",
+        "distilbert": "qkv.models.tables.distilbert:DISTILBERT",
+        "albert": "qkv.models.tables.bert:ALBERT",
+        "electra": "qkv.models.tables.bert:ELECTRA",
+        "modernbert": "qkv.models.tables.modernbert:MODERNBERT",
+        "gpt2": "qkv.models.tables.gpt2:GPT2",
+        "gpt_neox": "qkv.models.tables.gpt_neox:GPT_NEOX",
+        "llama": "qkv.models.tables.llama:LLAMA",
+        "mistral": "qkv.models.tables.llama:MISTRAL",
+        "qwen2": "qkv.models.tables.llama:QWEN2",
+        "qwen3": "qkv.models.tables.llama:QWEN3",
+        "t5": "qkv.models.tables.t5:T5",
+        "mt5": "qkv.models.tables.t5:MT5",
+        "bart": "qkv.models.tables.bart:BART",
+        "mbart": "qkv.models.tables.bart:MBART",
+        "marian": "qkv.models.tables.bart:MARIAN",
+    },
+)
 
 
-def find_architecture(name: str) -> Architecture:
+def find_architecture(name: str) -> "Architecture":
     """Return the table of a `model_type`."""
     if name not in ARCHITECTURES:
         raise QkvError(f"config.json: unknown architecture {name!r}; {suggest_name(name, ARCHITECTURES)}")

@@ -25,8 +25,8 @@ from qkv.tasks.prepare.sources import BuiltinSource, DataSource, FileSource, dig
 from qkv.text import Tokenizer
 from qkv.text.kinds import TOKENIZER_KINDS
 from qkv.text.tokenizer import SYMBOLS_KEY
+from qkv.train.checkpoint.files import run_path
 from qkv.train.recipe.schema import Recipe, TokenizerSection
-from qkv.train.run.load import run_path
 
 CACHE_VERSION = 3  # increase it if the same texts and options give another tokenizer
 MAX_TRAINING_CHARS = 200_000_000  # of more text a sample is taken: the rest takes long and hardly changes a tokenizer

@@ -63,10 +63,11 @@ from qkv.tasks.scorer import TaskScorer
 from qkv.tasks.table import find_task
 from qkv.tasks.text_model import TextModel, require_tokenizer
 from qkv.tasks.train import EXCERPT_CHARS, split_long_texts
+from qkv.train.checkpoint.files import run_path
 from qkv.train.recipe import recipe_file
 from qkv.train.run.curves import read_curves
 from qkv.train.run.folder import RunFolder
-from qkv.train.run.load import load_model, run_path
+from qkv.train.run.load import load_model
 
 QUICK_FRACTION, MIN_QUICK_SECONDS, MAX_QUICK_SECONDS = 0.03, 1.0, 5.0
 """A quick report evaluates for this fraction of the run's time, but at least and at most for these seconds."""

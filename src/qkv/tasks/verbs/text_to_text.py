@@ -36,7 +36,6 @@ from qkv.tasks.task import TaskOptions
 from qkv.tasks.text_model import TextModel
 from qkv.text import Tokenizer
 from qkv.text.sentences import split_sentences
-from qkv.train.progress import lower_is_better
 from qkv.values import HIDDEN, Limits
 
 MIN_BLEU_WORDS = 3  # mean words of a target above which BLEU is useful: shorter texts have few n-grams
@@ -122,7 +121,7 @@ class TextScorer(TaskScorer):
     """A generated text for each source, compared by BLEU, or by exact match if targets are short."""
 
     modality, input_fields = "text", ("source",)
-    selectable = tuple(name for name in PER_RECORD_METRICS if not lower_is_better(name))
+    selectable = tuple(name for name in PER_RECORD_METRICS if name != "ter")  # lower values of it are better
     always_measured = ("exact_match",)
     metrics: Mapping[str, Metric] = {name: partial(measure_texts, METRIC_FUNCTIONS[name]) for name in METRIC_FUNCTIONS}
     baselines: Mapping[str, Baseline] = {

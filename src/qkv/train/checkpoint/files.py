@@ -117,6 +117,16 @@ def raise_as_damaged(path: Path) -> Iterator[None]:
         ) from error
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Return whether a path is the folder of a checkpoint."""
+    return (path / MANIFEST_FILE).is_file() and parse_step(path.resolve().name) is not None
+
+
+def run_path(path: Path) -> Path:
+    """Return the run folder of a checkpoint. Other paths are returned unchanged."""
+    return path.resolve().parent.parent if is_checkpoint(path) else path
+
+
 def remove_folder(folder: Path) -> None:
     """Delete a checkpoint. Rename it first, so that a kill never leaves an incomplete folder of the same name."""
     leaving = hidden_sibling(folder.with_name(folder.stem.removeprefix(".")), "leaving")
