@@ -150,7 +150,8 @@ def share_of_step_rate(objective: Objective, steps: int = 30) -> dict[str, Any]:
     optimizer = make_optimizer(list(network.named_parameters()), section)
     stepper = Stepper(module, optimizer, section, World(device=device))
     stream = SequenceStream(objective, batch_tokens=32_768 if device.type == "cuda" else 2_048)
-    loader = Loader(stream, num_workers=2 if device.type == "cuda" else 1)
+    is_gpu = device.type == "cuda"
+    loader = Loader(stream, num_workers=2 if is_gpu else 1, pin_memory=is_gpu)
     batches = iter(loader)
     fixed, rates = next(batches), {}
     for name, source in (("warm-up", repeat(fixed)), ("fixed", repeat(fixed)), ("loader", batches)):

@@ -27,6 +27,9 @@ class SquareFiles(PayloadFormat):
         self.storage = FieldStorage("float16", (3,)) if as_array else FieldStorage("uint8")
         self.num_decoded = 0
 
+    def for_evaluation(self) -> "SquareFiles":
+        return SquareFiles(mirrors=False, as_array=self.as_array, merge=self.front_end.merge)
+
     def store(self, value: Any) -> tuple[np.ndarray, tuple[int, int]]:
         if isinstance(value, list):  # in JSON lines
             value = bytes(value)

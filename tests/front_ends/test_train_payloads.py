@@ -157,6 +157,13 @@ def test_packed_equals_padded_equals_alone_in_the_loss(name: str, tmp_path: Path
     assert alone[0] == pytest.approx(padded[0], rel=1e-6)
 
 
+def test_validation_images_are_not_augmented(tmp_path: Path) -> None:
+    prepared = prepare(read(make_recipe(tmp_path, "seq2seq")))
+    assert prepared.valid_data is not None
+    found = [stream.payloads[0].format for stream in (prepared.train_data, prepared.valid_data)]
+    assert [format.mirrors for format in found] == [True, False]  # type: ignore[attr-defined]
+
+
 def test_what_the_description_of_a_run_shows(tmp_path: Path) -> None:
     from qkv.tasks.describe import describe
 

@@ -31,6 +31,10 @@ class PayloadFormat(ABC):
     def __init__(self, front_end: FrontEndConfig) -> None:
         self.front_end = front_end
 
+    def for_evaluation(self) -> "PayloadFormat":
+        """The same format without augmentation, for validation data."""
+        return self
+
     @property
     def kind(self) -> str:
         """The name of the front end."""
@@ -50,7 +54,10 @@ class PayloadFormat(ABC):
 
     @abstractmethod
     def decode(self, stored: np.ndarray, size: tuple[int, int], key: int) -> np.ndarray:
-        """The vectors of a payload, (size[0] · size[1], F). `key` is a random number of the seed, epoch and example."""
+        """The vectors of a payload, (size[0] · size[1], F).
+
+        `key` is a random number of the seed, the epoch and the example, for augmentation.
+        """
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,7 @@ def prepare_run(job: Job, signals: StopSignals) -> TrainingRun:
         world_size=world.data_size,
         num_workers=section.num_workers,
         epochs=section.epochs or None,
+        pin_memory=world.device.type == "cuda",
     )
     micro_batches = num_micro_batches(section, job.train_data, world, job.micro_batch_tokens)
     fixed_shapes = not network.config.is_recurrent

@@ -46,14 +46,17 @@ class Batch:
     example_epochs: np.ndarray  # (n,) the epoch of each example's dataset
 
     @classmethod
-    def from_arrays(cls, arrays: BatchArrays, stream: SequenceStream, epoch: int) -> "Batch":
-        """A batch from the arrays that `collate` made."""
+    def from_arrays(
+        cls, arrays: BatchArrays, stream: SequenceStream, epoch: int, *, pin_memory: bool = False
+    ) -> "Batch":
+        """A batch from the arrays that `collate` made. With `pin_memory`, its tensors are in page-locked memory."""
 
         def make_tensor(name: str) -> Tensor:
             values = arrays[name]
-            wide = {"f": "float32", "i": "int64"}
-            # a copy, because workers reuse their memory
-            return torch.from_numpy(values.astype(wide.get(values.dtype.kind, values.dtype.name)))
+            dtype = {"f": torch.float32, "i": torch.int64, "u": torch.uint8}[values.dtype.kind]
+            tensor = torch.empty(values.shape, dtype=dtype, pin_memory=pin_memory)
+            tensor.numpy()[...] = values  # a copy, because workers reuse their memory
+            return tensor
 
         def make_inputs(prefix: str, source: Inputs | None = None) -> Inputs:
             slots = [slot for slot in stream.payloads if slot.is_source == bool(prefix)]

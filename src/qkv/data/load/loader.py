@@ -29,7 +29,8 @@ class Loader:
     """The batches of one process (`rank` of `world_size`). Worker processes build them, unless `num_workers=0`.
 
     `state_dict` is the position after the last batch that was yielded; prefetched batches do not count. `epochs` is the
-    number of epochs after which the loader ends; None means that it never ends.
+    number of epochs after which the loader ends; None means that it never ends. `pin_memory` puts batches into
+    page-locked memory, which can be copied to a GPU asynchronously.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Loader:
         prefetch: int = 4,
         epochs: int | None = None,
         timeout: float = 120.0,
+        pin_memory: bool = False,
     ):
         if not 0 <= rank < world_size:
             raise UsageError(
@@ -54,7 +56,7 @@ class Loader:
         self.stream = stream
         self.rank, self.world_size = rank, world_size
         self.num_workers, self.prefetch, self.timeout = num_workers, prefetch, timeout
-        self.epochs = epochs
+        self.epochs, self.pin_memory = epochs, pin_memory
         self.cursor = FIRST_CURSOR
         self.workers: WorkerPool | None = None
 
@@ -66,7 +68,7 @@ class Loader:
         try:
             for header, arrays in self.workers or self._worker_batches(0, 1):
                 self.cursor = StreamCursor(*header["cursor"])
-                yield Batch.from_arrays(arrays, self.stream, header["epoch"])
+                yield Batch.from_arrays(arrays, self.stream, header["epoch"], pin_memory=self.pin_memory)
         finally:
             self.close()
 

@@ -6,7 +6,7 @@ objective from outside, call `register_objective`; CONTRIBUTING.md shows how.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from qkv.data.cache.examples import EncodedExamples
@@ -61,6 +61,10 @@ class ObjectiveSetup:
     decoder_start_token_id: int | None = None  # None: chosen by the tokenizer
     max_score: float = 1.0  # scores are divided by this number
     payloads: Mapping[str, PayloadFormat] = field(default_factory=dict)  # by the field of the records
+
+    def for_evaluation(self) -> "ObjectiveSetup":
+        """The setup for validation data: payloads are not augmented."""
+        return replace(self, payloads={name: one.for_evaluation() for name, one in self.payloads.items()})
 
     @property
     def sequence_kwargs(self) -> dict[str, Any]:

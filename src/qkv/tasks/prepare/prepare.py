@@ -226,7 +226,8 @@ class _ExampleReader:
         except TooManyProblems as error:
             advice = _advise_out_of_scope(self.recipe, sources.valid, self.setup.classes)
             raise TooManyProblems(f"{error}{advice}") from None
-        objective = self.spec.make_examples(self.setup, parts[0] if len(parts) == 1 else JoinedExamples(parts))
+        examples = parts[0] if len(parts) == 1 else JoinedExamples(parts)
+        objective = self.spec.make_examples(self.setup.for_evaluation(), examples)
         if objective.counts.examples == 0:
             raise QkvError(
                 f"no validation examples are left ({objective.counts}); raise data.valid_fraction or data.max_length, "
