@@ -178,7 +178,7 @@ class Model(TaskCalls):
     @property
     def device(self) -> torch.device:
         """The device of the network's parameters."""
-        return next(self.network.parameters()).device
+        return self.network.device
 
     @torch.no_grad()
     def logits(

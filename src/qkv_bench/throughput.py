@@ -237,7 +237,7 @@ class Bencher:
 
     def __init__(self, network: Network, bench: BenchResult, report: BenchProgress) -> None:
         self.network, self.bench, self.report = network, bench, report
-        self.device = next(network.parameters()).device
+        self.device = network.device
         self.source = network.config.encoder or network.config.stack
         self.max_source_length = self.source.max_positions if self.source.has_max_positions else PREFILL_LENGTHS[-1]
         target = network.config.stack

@@ -27,10 +27,6 @@ class Payload(NamedTuple):
     sizes: Tensor  # (k, 2) the height and width of an image in patches; the length of a sound, and 1
     lengths: Tensor  # (k,) the number of placeholders of each item; m in total
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Payload":
-        """Move the tensors to a device."""
-        return Payload(*(tensor.to(device, non_blocking=non_blocking) for tensor in self))
-
     @property
     def starts(self) -> Tensor:
         """The flat index of the first placeholder of each item, (k,)."""
@@ -98,25 +94,23 @@ class Inputs:
         lengths = [len(sequence) for sequence in sequences]
         document_ids = None
         if always_document_ids or any(length < max([1, *lengths]) for length in lengths):
-            document_ids = pad_sequences([[1] * length for length in lengths], 0, side=side).to(device)
-        types = None if token_type_ids is None else pad_sequences(token_type_ids, 0, side=side).to(device)
-        ids = pad_sequences(sequences, pad_token_id, side=side).to(device)
+            document_ids = pad_sequences([[1] * length for length in lengths], 0, side=side)
+        types = None if token_type_ids is None else pad_sequences(token_type_ids, 0, side=side)
+        ids = pad_sequences(sequences, pad_token_id, side=side)
         inputs = cls(ids, document_ids=document_ids, token_type_ids=types)
         if not any(isinstance(sequence, Prompt) for sequence in sequences):
-            return inputs
+            return inputs.to(device)
         prompts = [one if isinstance(one, Prompt) else Prompt(cls(pad_sequences([one], 0))) for one in sequences]
         starts = [ids.shape[1] - length if side == "left" else 0 for length in lengths]
         moved: dict[str, list[Payload]] = {}
         for row, (prompt, start) in enumerate(zip(prompts, starts, strict=True)):
             for name, payload in prompt.inputs.payloads.items():
                 moved.setdefault(name, []).append(payload._replace(rows=payload.rows + row * ids.shape[1] + start))
-        payloads = {
-            name: Payload(*map(torch.cat, zip(*parts, strict=True))).to(device) for name, parts in moved.items()
-        }
+        payloads = {name: Payload(*map(torch.cat, zip(*parts, strict=True))) for name, parts in moved.items()}
         positions = None
         if any(prompt.inputs.positions is not None for prompt in prompts):
-            positions = pad_sequences([prompt.positions for prompt in prompts], 0, side=side).to(device)
-        return replace(inputs, positions=positions, payloads=payloads)
+            positions = pad_sequences([prompt.positions for prompt in prompts], 0, side=side)
+        return replace(inputs, positions=positions, payloads=payloads).to(device)
 
     @classmethod
     def from_parts(
@@ -169,10 +163,13 @@ class Inputs:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Inputs":
         """Move all tensors to a device."""
-        moved = self._map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
-        payloads = {name: payload.to(device, non_blocking=non_blocking) for name, payload in self.payloads.items()}
-        source = None if self.source is None else self.source.to(device, non_blocking=non_blocking)
-        return replace(moved, payloads=payloads, source=source)
+        return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "Inputs":
+        """Return the inputs with `function` of each tensor, including payloads and the source."""
+        payloads = {name: Payload(*map(function, payload)) for name, payload in self.payloads.items()}
+        source = None if self.source is None else self.source.map_tensors(function)
+        return replace(self._map_tokens(function), payloads=payloads, source=source)
 
     def __getitem__(self, rows: slice) -> "Inputs":
         """Return some of the sequences, with their sources. The slice has no step."""
@@ -183,7 +180,7 @@ class Inputs:
         payloads = self._select_items(
             lambda start: (start >= first * length) & (start < end * length), lambda index: index - first * length
         )
-        taken = self._map_tensors(lambda tensor: tensor if len(tensor) < self.batch_size else tensor[first:end])
+        taken = self._map_tokens(lambda tensor: tensor if len(tensor) < self.batch_size else tensor[first:end])
         return replace(taken, payloads=payloads, source=None if self.source is None else self.source[first:end])
 
     def columns(self, first: int, end: int) -> "Inputs":
@@ -193,7 +190,7 @@ class Inputs:
             lambda start: (start % length >= first) & (start % length < end),
             lambda index: index // length * (end - first) + index % length - first,
         )
-        return replace(self._map_tensors(lambda tensor: tensor[:, first:end]), payloads=payloads)
+        return replace(self._map_tokens(lambda tensor: tensor[:, first:end]), payloads=payloads)
 
     def _select_items(
         self, is_selected: Callable[[Tensor], Tensor], move: Callable[[Tensor], Tensor]
@@ -202,7 +199,8 @@ class Inputs:
         chosen = {name: is_selected(payload.starts) for name, payload in self.payloads.items()}
         return {name: self.payloads[name].select(mask, move) for name, mask in chosen.items() if bool(mask.any())}
 
-    def _map_tensors(self, function: Callable[[Tensor], Tensor]) -> "Inputs":
+    def _map_tokens(self, function: Callable[[Tensor], Tensor]) -> "Inputs":
+        """Return the inputs with `function` of each tensor that has one value for each token."""
         names = ("ids", "document_ids", "positions", "token_type_ids")
         values = {name: getattr(self, name) for name in names}
         mapped: dict[str, Any] = {name: None if value is None else function(value) for name, value in values.items()}

@@ -55,7 +55,7 @@ class Backend:
     def supports(self, network: Network, options: GenerationOptions, *, batch_size: int, streams: bool) -> bool:
         """Return whether this backend can run a call."""
         return (
-            self.device in (None, next(network.parameters()).device.type)
+            self.device in (None, network.device.type)
             and (self.max_batch_size is None or batch_size <= self.max_batch_size)
             and (self.streams or not streams)
             and (options.beam > 1 or not self.requires_beam)

@@ -76,7 +76,7 @@ def generate(
         backend = REFERENCE
         if not has_payloads:
             backend = choose_backend(network, options, batch_size=len(batch), streams=streams, draft=speculation)
-        with device_guard(next(network.parameters()).device):
+        with device_guard(network.device):
             results += backend.generate(call)
     return results
 

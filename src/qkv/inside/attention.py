@@ -54,7 +54,7 @@ def compute_pattern(network: Network, trace: Trace, site: str, heads: Sequence[i
     else:
         mask = Mask(queries, queries, stack.causal, stack.config.window_of(int(site.split(".")[1])))
         if stack.bias is not None:
-            positions = queries.positions.to(next(network.parameters()).device)
+            positions = queries.positions.to(network.device)
             with torch.no_grad():
                 bias = stack.bias(positions, positions, q.dtype).cpu()[:, chosen]
     return pattern(scores(q[None], k[None], PreparedMask(mask, "eager", bias), attention.scale))[0]

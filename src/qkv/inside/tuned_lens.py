@@ -95,7 +95,7 @@ def train_tuned_lens(
     listed = list(examples)
     if not listed:
         raise UsageError("examples: there are none; give at least one text as token ids")
-    device, config = next(network.parameters()).device, network.config.stack
+    device, config = network.device, network.config.stack
     lens = TunedLens(lens_sites(network), config.width).to(device)
     optimizer = torch.optim.Adam(lens.parameters(), lr=lr)
     generator = torch.Generator().manual_seed(seed)

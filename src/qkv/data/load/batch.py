@@ -177,7 +177,7 @@ class Batch:
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """The batch with `function` of each tensor."""
         labels = {name: function(tensor) for name, tensor in self.labels.items()}
-        return replace(self, inputs=map_inputs(self.inputs, function), labels=labels)
+        return replace(self, inputs=self.inputs.map_tensors(function), labels=labels)
 
     def split(self, num_parts: int) -> list["Batch"]:
         """Split the sequences evenly into `num_parts` micro-batches, or fewer if there are fewer sequences."""
@@ -197,23 +197,6 @@ class Batch:
             example_sequences=self.example_sequences[mine] - first,
             example_epochs=self.example_epochs[mine],
         )
-
-
-def map_inputs(inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
-    """The inputs with `function` of each tensor, including payloads and the source."""
-
-    def apply(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else function(tensor)
-
-    return replace(
-        inputs,
-        ids=function(inputs.ids),
-        document_ids=apply(inputs.document_ids),
-        positions=apply(inputs.positions),
-        token_type_ids=apply(inputs.token_type_ids),
-        payloads={name: Payload(*map(function, payload)) for name, payload in inputs.payloads.items()},
-        source=None if inputs.source is None else map_inputs(inputs.source, function),
-    )
 
 
 def rounded_max_length(positions: np.ndarray) -> int:

@@ -50,7 +50,7 @@ def is_supported(network: Network) -> bool:
     stacks = network.stacks.values()
     return (
         all(supports(EVERY_CHOICE, stack.config) and stack.kernel in ("auto", "sdpa") for stack in stacks)
-        and next(network.parameters()).device.type == "cpu"
+        and network.device.type == "cpu"
         and not network.training
         and not torch.is_autocast_enabled("cpu")
         and is_unmodified(network)

@@ -75,7 +75,7 @@ def prepare_batch_on_gpu(call: GenerationCall) -> tuple[ModelRunner, GenerationC
 
 def runner_class(network: Network, *, compiled: bool = False) -> type[StaticRunner]:
     """Return `BatchedRunner` if its kernels can run the steps, else `StaticRunner`."""
-    if compiled or not has_triton() or next(network.parameters()).device.type != "cuda":
+    if compiled or not has_triton() or network.device.type != "cuda":
         return StaticRunner
     from qkv.decode.gpu import batched_runner
 

@@ -157,7 +157,7 @@ class DraftModelProposer:
     ) -> None:
         self.network, self.filters, self.generator = network, filters, generator
         self.cache = network.new_cache(1, 64)
-        self.device = next(network.parameters()).device
+        self.device = network.device
         self.cross_cache: CrossCache | None = None
         if network.has_source:
             assert source is not None

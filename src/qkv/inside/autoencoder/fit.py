@@ -43,5 +43,5 @@ def fit_autoencoder(
         batch_tokens=batch_tokens,
         seed=0 if options is None else options.seed,
     )
-    device = next(network.parameters()).device
+    device = network.device
     return train_autoencoder((batch.to(device) for batch in batches), config, options, on_step=on_step)

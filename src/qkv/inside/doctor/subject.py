@@ -49,7 +49,7 @@ class Subject:
     @property
     def device(self) -> torch.device:
         """The device of the network."""
-        return next(self.network.parameters()).device
+        return self.network.device
 
     @property
     def has_loss(self) -> bool:
