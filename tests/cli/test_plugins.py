@@ -13,6 +13,8 @@ from qkv.errors import QkvError
 
 COUNT = EntryPoint("count", "toy_commands:count", plugins.GROUP)
 BROKEN = EntryPoint("broken", "toy_missing:command", plugins.GROUP)
+MODULE = EntryPoint("toy", "toy_commands", plugins.MODULES)
+MISSING = EntryPoint("missing", "toy_missing", plugins.MODULES)
 TOY = '''
 """Toy commands."""
 
@@ -28,7 +30,8 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> App:
     (tmp_path / "toy_commands.py").write_text(TOY)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "toy_commands", raising=False)
-    monkeypatch.setattr(plugins, "entry_points", lambda group: EntryPoints([COUNT, BROKEN]).select(group=group))
+    known = EntryPoints([COUNT, BROKEN, MODULE, MISSING])
+    monkeypatch.setattr(plugins, "entry_points", lambda group: known.select(group=group))
     return App(help_format="plaintext")
 
 
@@ -54,6 +57,15 @@ def test_a_list_of_commands_has_all_plugins(app: App, arguments: list[str], caps
 def test_a_plugin_that_cannot_be_imported_is_an_error(app: App) -> None:
     with pytest.raises(QkvError, match=r"cannot import toy_missing:command .*; install"):
         plugins.register_plugins(app, ["broken"])
+
+
+def test_modules_that_register_parts_are_imported(app: App, capsys: pytest.CaptureFixture[str]) -> None:
+    plugins.import_plugins()
+    assert "toy_commands" in sys.modules
+    message = (
+        "qkv: plugin missing: cannot import toy_missing (No module named 'toy_missing'); install its package again"
+    )
+    assert capsys.readouterr().err == f"{message}\n"
 
 
 def test_a_plugin_does_not_replace_a_command(app: App) -> None:

@@ -15,13 +15,13 @@ from cyclopts import App, CycloptsError
 
 from qkv import __version__
 from qkv.cli.openmp import BUSY_FRACTION, fraction_in_use, limit_spinning
-from qkv.cli.plugins import register_plugins
+from qkv.cli.plugins import import_plugins, register_plugins
 from qkv.cli.shared import HELP, fast_imports
 from qkv.errors import QkvError, UsageError, shorten, suggest_name
 from qkv.render.console import NoColorConsole
 
 COMMANDS = {
-    "run": "qkv.cli.run:run",
+    "run": "qkv.cli.run:make_command",
     "train": "qkv.cli.train:train",
     "init": "qkv.cli.train:init",
     "data": "qkv.cli.data:data",
@@ -41,7 +41,10 @@ COMMANDS = {
     "new-key": "qkv.cli.serve:new_key",
     "verify-resume": "qkv.cli.train:verify_resume",
 }
-"""The function of each command, which is imported when the command is called or when `qkv --help` lists it."""
+"""The function of each command, which is imported when the command is called or when `qkv --help` lists it.
+
+`qkv run` has flags for the options of all tasks, so its function is made after plugins have registered theirs.
+"""
 RUN_SUMMARY = "Run a model on texts: generate text, classify, tag, answer, embed, or fill masks."
 """The help of `qkv run` in the list of commands: its module needs torch, which would make `qkv --help` slow."""
 
@@ -50,11 +53,15 @@ def make_app(arguments: Sequence[str]) -> App:
     """The app with the command that is called. Without a known command, all of them are imported, to be listed."""
     app = App(name="qkv", help=HELP, version=__version__, help_format="plaintext", console=NoColorConsole())
     called = next((argument for argument in arguments if not argument.startswith("-")), "")
+    if called in COMMANDS:
+        with fast_imports():
+            import_plugins()
     for name, path in COMMANDS.items():
         if name == called or (called not in COMMANDS and name != "run"):
             module, _, function = path.partition(":")
             with fast_imports():
-                app.command(getattr(import_module(module), function), name=name)
+                command = getattr(import_module(module), function)
+            app.command(command() if function == "make_command" else command, name=name)
         else:
             app.command(path, name=name, help=RUN_SUMMARY)
     register_plugins(app, arguments)

@@ -1,22 +1,27 @@
-"""Commands of other packages. A package adds a command to qkv with an entry point of the group `qkv.commands`:
+"""Plugins: what other packages add to qkv, found by their entry points in `pyproject.toml`.
 
     [project.entry-points."qkv.commands"]
     lab = "qkv_lab.command:lab"
 
-The entry point names a function with type hints and a docstring, like the functions of the other files in this folder.
-Its module is imported only when the command is called or when qkv lists all commands. It should import torch inside the
+    [project.entry-points."qkv.plugins"]
+    reverse = "my_package.reverse"
+
+A command is a function with type hints and a docstring, like the functions of the other files in this folder. Its
+module is imported only when the command is called or when qkv lists all commands. It should import torch inside the
 function, so that `qkv --help` is fast.
+
+A module of the group `qkv.plugins` registers tasks, objectives and other parts. Every command of qkv imports it first.
 """
 
 import sys
 from collections.abc import Sequence
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 from cyclopts import App
 
 from qkv.errors import QkvError
 
-GROUP = "qkv.commands"
+GROUP, MODULES = "qkv.commands", "qkv.plugins"
 NO_PLUGINS = "no command of another package is found; for qkv bench and qkv lab, install qkv with pip"
 
 
@@ -38,8 +43,22 @@ def register_plugins(app: App, arguments: Sequence[str]) -> None:
         try:
             app.command(entry.load(), name=entry.name)
         except (ImportError, AttributeError) as error:
-            package = "its package" if entry.dist is None else entry.dist.name
-            message = f"qkv {entry.name}: cannot import {entry.value} ({error}); install {package} again"
+            message = f"qkv {entry.name}: {describe_failure(entry, error)}"
             if entry.name == name:
                 raise QkvError(message) from error
             print(f"qkv: {message}", file=sys.stderr)
+
+
+def import_plugins() -> None:
+    """Import the modules that register parts. A module that cannot be imported is left out, with a note."""
+    for entry in entry_points(group=MODULES):
+        try:
+            entry.load()
+        except (ImportError, AttributeError) as error:
+            print(f"qkv: plugin {entry.name}: {describe_failure(entry, error)}", file=sys.stderr)
+
+
+def describe_failure(entry: EntryPoint, error: Exception) -> str:
+    """Why a plugin cannot be imported, and what to do."""
+    package = "its package" if entry.dist is None else entry.dist.name
+    return f"cannot import {entry.value} ({error}); install {package} again"

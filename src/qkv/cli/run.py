@@ -2,8 +2,8 @@
 
 import json as json_format
 import sys
-from collections.abc import Sequence
-from dataclasses import field, fields, make_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import field, make_dataclass
 from inspect import signature
 from typing import Annotated, Any, Literal, get_origin
 
@@ -71,9 +71,6 @@ def flag_type(expected: Any) -> Any:
     return str if get_origin(bare) is Literal else bare
 
 
-Flags = make_flags()
-
-
 def run(
     model: str,
     /,
@@ -86,7 +83,7 @@ def run(
     seed: int | None = None,
     stop: StringList = None,
     draft: str | None = None,
-    flags: Annotated[Flags | None, Parameter(name="*")] = None,  # type: ignore[valid-type]
+    flags: Annotated[Any, Parameter(name="*")] = None,  # the type is made by `make_command`
     batch_size: int = 16,
     device: str = "cpu",
     int8: Int8 = False,
@@ -157,7 +154,7 @@ def run(
         name: value for name, value in everything.items() if value != signature(run).parameters[name].default
     }
     check_generation(generation)
-    options = {one.name: value for one in fields(Flags) if (value := getattr(flags, one.name, None)) is not None}
+    options = {name: value for name, value in (vars(flags) if flags else {}).items() if value is not None}
     loaded = load(model, device=device)
     if draft not in (None, "lookup"):
         generation["draft"] = load(draft, device=device)
@@ -181,6 +178,12 @@ def run(
             run_task(loaded, task, options, generation, lines, json, notes)
     finally:
         print_notes(model, notes.messages())
+
+
+def make_command() -> Callable[..., None]:
+    """The command, with a flag for each option of the tasks that are registered now."""
+    run.__annotations__["flags"] = Annotated[make_flags() | None, Parameter(name="*")]
+    return run
 
 
 def find_why_parts(task: Task, options: dict[str, Any]) -> str:

@@ -13,13 +13,13 @@ from qkv.values import HIDDEN, OMIT_EMPTY
 class WordLink:
     """A word of the generated text, the source word that it is aligned with, and their characters."""
 
-    source: str
-    target: str
-    source_start: int
-    source_end: int
-    target_start: int
-    target_end: int
-    weight: float  # of all that the target word depends on, the fraction due to this source word
+    source: Annotated[str, "The word of the source."]
+    target: Annotated[str, "The word of the generated text."]
+    source_start: Annotated[int, "The first character of the source word."]
+    source_end: Annotated[int, "One past its last character."]
+    target_start: Annotated[int, "The first character of the generated word."]
+    target_end: Annotated[int, "One past its last character."]
+    weight: Annotated[float, "Of all that the generated word depends on, the fraction due to this source word."]
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,8 +32,8 @@ class GeneratedText(Result):
     source: str = field(metadata=HIDDEN)
     text: str
     score: Annotated[float, "The log-probability; beam search divides it by a length divisor. The sum over all parts."]
-    finish_reason: FinishReason
-    ids: list[int]
+    finish_reason: Annotated[FinishReason, "Why the generation ended: at EOS, at `max_tokens`, or at a `stop` text."]
+    ids: Annotated[list[int], "The generated tokens."]
     alternatives: Annotated[list["GeneratedText"], "Other hypotheses, the best first."] = field(
         default_factory=list, metadata=OMIT_EMPTY
     )

@@ -58,17 +58,13 @@ class AnswerEvaluation(EvaluationOptions):
 
 @dataclass(frozen=True, repr=False)
 class Answer(Result):
-    """A part of a passage that answers a question, with its characters in the passage.
+    """A part of a passage that answers a question, with its characters in the passage."""
 
-    The probability compares this span with all spans and "no answer". The score is the sum of the span's logits minus
-    the sum of the logits of "no answer".
-    """
-
-    text: Annotated[str, "Empty if there is no answer."]
-    start: Annotated[int, "−1 if there is no answer."]
+    text: Annotated[str, "The characters of the passage; empty if there is no answer."]
+    start: Annotated[int, "The first character in the passage; −1 if there is no answer."]
     end: Annotated[int, "One past the last character."]
-    score: float
-    probability: float = 1.0
+    score: Annotated[float, 'The sum of the span\'s logits minus the sum of the logits of "no answer".']
+    probability: Annotated[float, 'Compared with all spans and "no answer".'] = 1.0
     alternatives: Annotated[list["Answer"], "Other answers, the most likely first."] = field(default_factory=list)
     context: str = field(default="", compare=False, metadata=HIDDEN)  # the passage
 

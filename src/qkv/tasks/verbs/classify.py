@@ -69,10 +69,12 @@ class ClassPrediction(Result):
     `rejected_label`. The label of an empty text is None, too, and it has no probabilities.
     """
 
-    label: str | None
-    probability: float  # of the most likely class, even if it is below the threshold
-    probabilities: dict[str, float]
-    rejected_label: str | None = None  # the most likely class, if its probability is below the threshold
+    label: Annotated[
+        str | None, "The most likely class; null if no class reaches the threshold, or if the text is empty."
+    ]
+    probability: Annotated[float, "The probability of the most likely class, even if it is below the threshold."]
+    probabilities: Annotated[dict[str, float], "The classes, the most likely first."]
+    rejected_label: Annotated[str | None, "The most likely class, if its probability is below the threshold."] = None
 
     def summary(self) -> str:
         """The label and its probability; for a text out of scope, the class that was rejected."""
@@ -91,8 +93,8 @@ class ClassPrediction(Result):
 class LabelsPrediction(Result):
     """All labels of a text whose probability reaches the threshold, and the labels with their probabilities."""
 
-    labels: list[str]  # the most likely first; empty if none reaches the threshold
-    probabilities: dict[str, float]  # each label is independent of the others, so they need not add up to 1
+    labels: Annotated[list[str], "The most likely first; empty if none reaches the threshold."]
+    probabilities: Annotated[dict[str, float], "Each label is independent of the others, so they need not add up to 1."]
 
     def summary(self) -> str:
         """The labels, separated by commas."""
@@ -107,7 +109,7 @@ class LabelsPrediction(Result):
 class ScorePrediction(Result):
     """A number, predicted by a head with a single output."""
 
-    score: float
+    score: Annotated[float, "On the scale of the training data, divided by `data.max_score`."]
 
     def summary(self) -> str:
         """The number."""

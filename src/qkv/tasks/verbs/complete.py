@@ -55,7 +55,7 @@ class LanguageEvaluation(EvaluationOptions):
 class Suggestion:
     """A text that may follow, and the probability that the model gives it."""
 
-    text: str
+    text: Annotated[str, "What follows the given text."]
     probability: float
 
 
@@ -63,8 +63,8 @@ class Suggestion:
 class Completion(Result):
     """The most likely continuations of a text, such as the rest of a word that is being typed."""
 
-    text: str
-    suggestions: list[Suggestion]  # the most likely first
+    text: Annotated[str, "The given text."]
+    suggestions: Annotated[list[Suggestion], "The most likely first."]
 
     def summary(self) -> str:
         """The end of the text with the first suggestion."""

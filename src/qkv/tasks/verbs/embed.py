@@ -46,7 +46,7 @@ class EmbedOptions(TaskOptions):
 class TextVector(Result):
     """The vector of a text."""
 
-    vector: list[float]
+    vector: Annotated[list[float], "The numbers of the vector, one for each dimension."]
 
     def summary(self) -> str:
         """The numbers, separated by spaces."""

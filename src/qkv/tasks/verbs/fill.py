@@ -59,8 +59,8 @@ class FillEvaluation(EvaluationOptions):
 class FilledText(Result):
     """A text with its masks filled in, and for each mask the most likely words with their probabilities."""
 
-    text: str
-    candidates: list[dict[str, float]]
+    text: Annotated[str, "The text with the most likely word in place of each mask."]
+    candidates: Annotated[list[dict[str, float]], "For each mask, words with their probabilities."]
 
     def summary(self) -> str:
         """The text in one line."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from operator import itemgetter
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -43,9 +43,9 @@ class TaggedWord:
 
     word: str
     tag: str
-    probability: float
-    start: int
-    end: int  # one past the last character
+    probability: Annotated[float, "The probability of the tag."]
+    start: Annotated[int, "The first character of the word in the text."]
+    end: Annotated[int, "One past the last character."]
 
 
 @dataclass(frozen=True)
@@ -53,19 +53,19 @@ class TaggedEntity:
     """An entity of one or more words, the mean probability of their tags, and its characters in the text."""
 
     text: str
-    label: str
-    probability: float
-    start: int
-    end: int  # one past the last character
+    label: Annotated[str, "The type, such as PER."]
+    probability: Annotated[float, "The mean probability of the tags of its words."]
+    start: Annotated[int, "The first character of the entity in the text."]
+    end: Annotated[int, "One past the last character."]
 
 
 @dataclass(frozen=True, repr=False)
 class TaggedText(Result):
     """The words of a text with their tags. If the tags are BIO or BIOES tags, also the entities."""
 
-    text: str
+    text: Annotated[str, "The text, or the given words with a space between them."]
     words: list[TaggedWord]
-    entities: list[TaggedEntity]
+    entities: Annotated[list[TaggedEntity], "Empty if the tags are not BIO or BIOES tags."]
 
     def summary(self) -> str:
         """The words, each with its tag after a slash."""

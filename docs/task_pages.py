@@ -1,0 +1,10 @@
+"""Write the references of the pages on tasks from the declarations of the tasks:  python docs/task_pages.py"""
+
+from pathlib import Path
+
+from qkv.tasks.table import TASKS
+from qkv.tasks.task_page import insert_reference
+
+for task in TASKS.values():
+    page = Path(__file__).parent / "tasks" / f"{task.name}.md"
+    page.write_text(insert_reference(page.read_text(encoding="utf-8"), task), encoding="utf-8")
