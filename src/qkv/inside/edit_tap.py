@@ -5,7 +5,7 @@
 B batch, T tokens or queries, H heads
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qkv.blocks import SequenceLayout, Tap
 from qkv.errors import UsageError
-from qkv.inside.sites import PER_HEAD_SITES, check_sites
+from qkv.inside.sites import PER_HEAD_SITES, activation_of, check_sites
 from qkv.inside.trace import LOGITS
 from qkv.models import Config
 
@@ -31,7 +31,7 @@ class SiteContext(NamedTuple):
     @property
     def activation(self) -> str:
         """The last part of the name, without "cross_"."""
-        return self.name.rsplit(".", 1)[-1].removeprefix("cross_")
+        return activation_of(self.name)
 
 
 Replacement = Callable[[Tensor, SiteContext], Tensor]
@@ -48,9 +48,17 @@ class Edit:
 
     site: str
     replacement: Replacement
-    heads: tuple[int, ...] | None = None
-    positions: tuple[int, ...] | slice | None = None
-    neurons: tuple[int, ...] | None = None
+    heads: Iterable[int] | None = None
+    positions: Sequence[int] | slice | None = None
+    neurons: Iterable[int] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.positions, slice) and (self.positions.step or 1) < 1:
+            raise UsageError(f"positions = {self.positions}: the step must be at least 1")
+        for name in ("heads", "positions", "neurons"):
+            chosen = getattr(self, name)
+            if chosen is not None and not isinstance(chosen, slice):
+                object.__setattr__(self, name, tuple(chosen))
 
 
 class EditTap(Tap):
@@ -139,7 +147,7 @@ def _selection_mask(edit: Edit, context: SiteContext, value: Tensor) -> Tensor |
     return mask
 
 
-def _index_mask(indices: tuple[int, ...], size: int, name: str, context: SiteContext) -> Tensor:
+def _index_mask(indices: Iterable[int], size: int, name: str, context: SiteContext) -> Tensor:
     wrong = [i for i in indices if not 0 <= i < size]
     if wrong:
         raise UsageError(f"{name}: there is no {wrong[0]}; {context.name} has {name} 0 … {size - 1}")
@@ -148,7 +156,7 @@ def _index_mask(indices: tuple[int, ...], size: int, name: str, context: SiteCon
     return mask
 
 
-def _selected_positions(chosen: tuple[int, ...] | slice, context: SiteContext) -> Tensor:
+def _selected_positions(chosen: Sequence[int] | slice, context: SiteContext) -> Tensor:
     """Return which tokens are chosen, (B or 1, T). Slices follow Python's rules, but may go beyond the prompt."""
     positions = context.positions
     if isinstance(chosen, slice):

@@ -27,11 +27,10 @@ import torch
 from torch import Tensor
 
 from qkv.errors import UsageError
-from qkv.inside.edit_tap import Edit, Replacement, SiteContext, expand_token_mask
+from qkv.inside.edit_tap import Edit, SiteContext, expand_token_mask
 from qkv.inside.sites import MATRIX_SITES, PER_HEAD_SITES
 from qkv.inside.trace import Trace
 
-Positions = Sequence[int] | slice
 Value = TypeVar("Value")
 
 
@@ -39,7 +38,7 @@ class Where(TypedDict, total=False):
     """Which part of a site an edit changes; what is left out is not limited."""
 
     heads: Iterable[int] | None
-    positions: Positions | None
+    positions: Sequence[int] | slice | None
     neurons: Iterable[int] | None
 
 
@@ -49,7 +48,7 @@ NUM_RESAMPLED_POSITIONS = 2**14
 
 def zero_ablate(site: str, **where: Unpack[Where]) -> Edit:
     """Set a site to zero."""
-    return _make_edit(site, lambda value, context: torch.zeros_like(value), **where)
+    return Edit(site, lambda value, context: torch.zeros_like(value), **where)
 
 
 def mean_ablate(site: str, means: Iterable[Trace] | Mapping[str, Tensor], **where: Unpack[Where]) -> Edit:
@@ -69,7 +68,7 @@ def mean_ablate(site: str, means: Iterable[Trace] | Mapping[str, Tensor], **wher
             mean = mean[:, None]  # (H, 1, D)
         return mean.to(value).expand_as(value)
 
-    return _make_edit(site, replacement, **where)
+    return Edit(site, replacement, **where)
 
 
 def resample_ablate(site: str, traces: Iterable[Trace], *, seed: int = 0, **where: Unpack[Where]) -> Edit:
@@ -98,16 +97,10 @@ def resample_ablate(site: str, traces: Iterable[Trace], *, seed: int = 0, **wher
         indices = table[context.positions.cpu() % NUM_RESAMPLED_POSITIONS]
         return _take_tokens(values, indices).to(value).expand_as(value)
 
-    return _make_edit(site, replacement, **where)
+    return Edit(site, replacement, **where)
 
 
-def patch(
-    site: str,
-    trace: Trace,
-    *,
-    source_positions: Sequence[int] | None = None,
-    **where: Unpack[Where],
-) -> Edit:
+def patch(site: str, trace: Trace, *, source_positions: Sequence[int] | None = None, **where: Unpack[Where]) -> Edit:
     """Copy a site from another run, position by position.
 
     `source_positions` are the positions in the trace that correspond to `positions`; by default, they are equal.
@@ -138,17 +131,10 @@ def patch(
             new = _take_tokens(donor, indices).to(value).expand_as(value)
         return torch.where(expand_token_mask(inside.to(value.device), context), new, value)
 
-    return _make_edit(site, replacement, **where)
+    return Edit(site, replacement, **where)
 
 
-def steer(
-    site: str,
-    vector: Tensor,
-    *,
-    scale: float = 1.0,
-    heads: Iterable[int] | None = None,
-    positions: Positions | None = None,
-) -> Edit:
+def steer(site: str, vector: Tensor, *, scale: float = 1.0, **where: Unpack[Where]) -> Edit:
     """Add `scale` × `vector` to a site. The vector has the size of the last axis: (C,), or (D,) for each head."""
 
     def replacement(value: Tensor, context: SiteContext) -> Tensor:
@@ -159,12 +145,12 @@ def steer(
             )
         return value + scale * vector.to(value)
 
-    return _make_edit(site, replacement, heads=heads, positions=positions)
+    return Edit(site, replacement, **where)
 
 
 def change(site: str, function: Callable[[Tensor], Tensor], **where: Unpack[Where]) -> Edit:
     """Apply a function to the whole value, which has a batch axis. Only the chosen heads, positions, … are replaced."""
-    return _make_edit(site, lambda value, context: function(value), **where)
+    return Edit(site, lambda value, context: function(value), **where)
 
 
 def mean_values(traces: Iterable[Trace], sites: str = "*") -> dict[str, Tensor]:
@@ -185,25 +171,6 @@ def mean_values(traces: Iterable[Trace], sites: str = "*") -> dict[str, Tensor]:
             sums[name] = sums[name] + total if name in sums else total
             counts[name] = counts.get(name, 0) + (1 if is_matrix else value.shape[-2])
     return {name: total / counts[name] for name, total in sums.items()}
-
-
-def _make_edit(
-    site: str,
-    replacement: Replacement,
-    *,
-    heads: Iterable[int] | None = None,
-    positions: Positions | None = None,
-    neurons: Iterable[int] | None = None,
-) -> Edit:
-    if isinstance(positions, slice) and (positions.step or 1) < 1:
-        raise UsageError(f"positions = {positions}: the step must be at least 1")
-    return Edit(
-        site,
-        replacement,
-        None if heads is None else tuple(heads),
-        positions if positions is None or isinstance(positions, slice) else tuple(positions),
-        None if neurons is None else tuple(neurons),
-    )
 
 
 def _take_tokens(values: Tensor, indices: Tensor) -> Tensor:

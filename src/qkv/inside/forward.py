@@ -6,8 +6,9 @@ the ids of the source, and the ids that its decoder reads, which begin with `dec
 B batch, T target length, S source length, V vocabulary
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from qkv.blocks import Inputs
@@ -72,6 +73,13 @@ def make_inputs(
     if token_type_ids is not None and not config.stack.token_types:
         raise UsageError("token_type_ids: this model has no token types, so leave them out")
     return Inputs.from_sequences(sequences, token_type_ids=token_type_ids, device=device)
+
+
+def batched(examples: Iterable[Example], batch_size: int) -> Iterator[list[Example]]:
+    """Yield the examples in lists of `batch_size`; the last list may be shorter."""
+    remaining = iter(examples)
+    while batch := list(islice(remaining, batch_size)):
+        yield batch
 
 
 def repeat_inputs(network: Network, trace: Trace, batch_size: int) -> Inputs:

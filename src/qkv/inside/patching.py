@@ -22,7 +22,7 @@ from torch import Tensor
 from qkv.blocks import Tap
 from qkv.errors import UsageError
 from qkv.inside.forward import repeat_inputs
-from qkv.inside.sites import MATRIX_SITES, PER_HEAD_SITES, check_sites, list_sites
+from qkv.inside.sites import MATRIX_SITES, PER_HEAD_SITES, activation_of, check_sites, list_sites
 from qkv.inside.trace import LOGITS, Trace
 from qkv.models import Network
 from qkv.models.runtime.eval_mode import eval_mode
@@ -152,7 +152,7 @@ def _check_sites(network: Network, base: Trace, sites: str | Sequence[str], over
         raise UsageError(f'over = {over!r} is unknown; choose "position" or "head"')
     patterns = check_sites(network.config, sites)
     names = [n for n in list_sites(network.config) if n != LOGITS and any(fnmatchcase(n, p) for p in patterns)]
-    if over == "head" and not all(_activation(name) in PER_HEAD_SITES for name in names):
+    if over == "head" and not all(activation_of(name) in PER_HEAD_SITES for name in names):
         raise UsageError(f'over="head" needs sites with a head axis ({", ".join(PER_HEAD_SITES)}), got {sites!r}')
     if len({_num_columns(network, base, name, over) for name in names}) > 1:
         raise UsageError(
@@ -166,7 +166,7 @@ def _num_columns(network: Network, base: Trace, site: str, over: Over) -> int:
     if over == "position":
         return len(base.queries(site))
     stack = getattr(network, site.partition(".")[0]).config
-    return int(stack.kv_heads if _activation(site) in ("k", "v") else stack.heads)
+    return int(stack.kv_heads if activation_of(site) in ("k", "v") else stack.heads)
 
 
 def _replace_columns(donor: Donor, site: str, columns: Sequence[int], over: Over) -> Callable[[Tensor], Tensor]:
@@ -184,7 +184,7 @@ def _replace_columns(donor: Donor, site: str, columns: Sequence[int], over: Over
 
 def _column_axis(site: str, over: Over) -> int:
     """Return the axis of positions or heads in a value without a batch axis."""
-    return 1 if over == "position" and _activation(site) in PER_HEAD_SITES else 0
+    return 1 if over == "position" and activation_of(site) in PER_HEAD_SITES else 0
 
 
 def _donor_value(donor: Donor, site: str, value: Tensor) -> Tensor:
@@ -197,15 +197,11 @@ def _donor_value(donor: Donor, site: str, value: Tensor) -> Tensor:
     if site not in table:
         raise UsageError(f"the donor has no values of {site}; record them: m.trace(text, sites=…)")
     new = table[site].to(value)
-    if not isinstance(donor, Trace) and _activation(site) not in MATRIX_SITES:
-        new = (new[:, None] if _activation(site) in PER_HEAD_SITES else new).expand_as(value)
+    if not isinstance(donor, Trace) and activation_of(site) not in MATRIX_SITES:
+        new = (new[:, None] if activation_of(site) in PER_HEAD_SITES else new).expand_as(value)
     if new.shape != value.shape:
         raise UsageError(
             f"{site}: the donor has shape {tuple(new.shape)}, and the base run {tuple(value.shape)}; "
             "the two texts must have the same number of tokens"
         )
     return new
-
-
-def _activation(site: str) -> str:
-    return site.rsplit(".", 1)[-1].removeprefix("cross_")

@@ -8,7 +8,6 @@ B batch
 
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from itertools import islice
 
 from torch import Tensor
 
@@ -16,8 +15,8 @@ from qkv.blocks import Inputs
 from qkv.blocks.inputs import as_prompt
 from qkv.errors import UsageError
 from qkv.inside.edit_tap import Edit, EditTap, check_edits
-from qkv.inside.forward import Example, make_inputs
-from qkv.inside.sites import MATRIX_SITES, PER_HEAD_SITES, check_sites, list_sites
+from qkv.inside.forward import Example, batched, make_inputs
+from qkv.inside.sites import MATRIX_SITES, PER_HEAD_SITES, activation_of, check_sites, list_sites
 from qkv.inside.tokens import list_tokens
 from qkv.inside.trace import LOGITS, Trace
 from qkv.models import Config, Network
@@ -81,9 +80,8 @@ def trace_many(
     sites = [sites] if isinstance(sites, str) else list(sites)
     heads = None if heads is None else list(heads)
     edits = check_edits(network.config, edits)
-    remaining = iter(examples)
     unapplied: set[str] | None = None  # the problems of every batch so far
-    while batch := list(islice(remaining, batch_size)):
+    for batch in batched(examples, batch_size):
         tap = RecordingTap(network.config, sites, heads, max_bytes, edits)
         yield from _trace_batch(network, batch, tap, tokenizer)
         unapplied = set(tap.unapplied()) if unapplied is None else unapplied & set(tap.unapplied())
@@ -177,16 +175,11 @@ def _split_trace(
 
 def _remove_padding(value: Tensor, name: str, trace: Trace) -> Tensor:
     """Cut the token axes of a value to the length of its text. Padding is on the right."""
-    activation = name.rsplit(".", 1)[-1].removeprefix("cross_")
     if name == LOGITS and value.dim() == 1:  # one output for the whole text
         return value
-    if activation in PER_HEAD_SITES:
-        value = value[:, : len(trace.queries(name))]
-    else:
-        value = value[: len(trace.queries(name))]
-    if activation in ("scores", "pattern"):
-        value = value[:, :, : len(trace.keys(name))]
-    return value
+    length, activation = len(trace.queries(name)), activation_of(name)
+    value = value[:, :length] if activation in PER_HEAD_SITES else value[:length]
+    return value[:, :, : len(trace.keys(name))] if activation in MATRIX_SITES else value
 
 
 def _check_heads(config: Config, heads: Sequence[int] | None) -> None:

@@ -24,6 +24,15 @@ def list_sites(config: Config) -> list[str]:
     return [*names, LOGITS]
 
 
+def activation_of(site: str) -> str:
+    """Return the last part of a site's name, without "cross_".
+
+    >>> activation_of("decoder.3.cross_q")
+    'q'
+    """
+    return site.rsplit(".", 1)[-1].removeprefix("cross_")
+
+
 def require_blocks(config: Config, what: str) -> None:
     """Raise an error if a model is recurrent: `what`, a lens for instance, reads parts of Transformer blocks."""
     if config.is_recurrent:

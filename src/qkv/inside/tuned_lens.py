@@ -12,7 +12,7 @@ N tokens, C model width, V vocabulary
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from qkv.blocks import Tap
 from qkv.errors import UsageError
-from qkv.inside.forward import Example, make_inputs
+from qkv.inside.forward import Example, batched, make_inputs
 from qkv.inside.lens import check_vocabulary_head, lens_logits
 from qkv.inside.sites import require_blocks
 from qkv.inside.trace import open_tensors, read_weights, report_damage, write_tensors
@@ -99,9 +99,10 @@ def train_tuned_lens(
     lens = TunedLens(lens_sites(network), config.width).to(device)
     optimizer = torch.optim.Adam(lens.parameters(), lr=lr)
     generator = torch.Generator().manual_seed(seed)
+    order = cycle(listed[i] for i in torch.randperm(len(listed), generator=generator).tolist())
     started = time.monotonic()
     with eval_mode(network):
-        for step, batch in enumerate(islice(_batches(listed, batch_size, generator), steps)):
+        for step, batch in enumerate(islice(batched(order, batch_size), steps)):
             if time.monotonic() - started >= max_seconds:
                 break
             for group in optimizer.param_groups:
@@ -122,9 +123,8 @@ def measure_lens(
     """Compare the logit lens and the tuned lens on examples that the lens was not trained on."""
     plain, sums, count = TunedLens((), 1), torch.zeros(2, len(lens.sites), dtype=torch.float64), 0
     generator = torch.Generator().manual_seed(0)
-    remaining = iter(examples)
     with eval_mode(network):
-        while batch := list(islice(remaining, batch_size)):
+        for batch in batched(examples, batch_size):
             values, final = _record(network, batch, lens.sites, max_tokens, generator)
             for row, tried in enumerate((plain, lens)):
                 for column, site in enumerate(lens.sites):
@@ -140,13 +140,6 @@ def lens_sites(network: Network) -> list[str]:
     stack = network.output_stack
     after = [f"{stack.name}.{layer}.resid_post" for layer in range(stack.config.layers - 1)]
     return [f"{stack.name}.0.resid_pre", *after]
-
-
-def _batches(examples: list[Example], batch_size: int, generator: torch.Generator) -> Iterator[list[Example]]:
-    """Yield batches of shuffled examples without end."""
-    order = cycle(examples[i] for i in torch.randperm(len(examples), generator=generator).tolist())
-    while True:
-        yield list(islice(order, batch_size))
 
 
 def _record(

@@ -11,10 +11,8 @@ the KL divergence from the outputs of the model as it is, so that `loss` is 0.
 B batch, T tokens, C model width, F features, V vocabulary
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
-from itertools import islice
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,7 +22,7 @@ from qkv.blocks import Inputs, Tap
 from qkv.blocks.head import POOLED_KINDS
 from qkv.errors import UsageError
 from qkv.inside.autoencoder.model import SparseAutoencoder
-from qkv.inside.forward import Example, inputs_at, make_inputs
+from qkv.inside.forward import Example, batched, inputs_at, make_inputs
 from qkv.inside.neurons import check_per_token_site
 from qkv.models import Network
 from qkv.models.runtime.eval_mode import eval_mode
@@ -42,10 +40,6 @@ class AutoencoderReport:
     loss_zero: float
     loss_recovered: float
     num_tokens: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report for JSON."""
-        return asdict(self)
 
 
 def evaluate_autoencoder(
@@ -65,8 +59,8 @@ def evaluate_autoencoder(
     active = torch.zeros(autoencoder.config.features)
     losses, num_labels = torch.zeros(3, dtype=torch.float64), 0
     with eval_mode(network), torch.no_grad():
-        for inputs in batched_inputs(network, examples, batch_size):
-            tap = Tap(record=[site])
+        for batch in batched(examples, batch_size):
+            inputs, tap = make_inputs(network, batch), Tap(record=[site])
             logits = network(inputs, tap=tap)
             x = tap[site][inputs_at(inputs, site).is_token].float()  # (N, C)
             features = autoencoder.encode(x)
@@ -113,13 +107,6 @@ class Moments:
         """1 − the squared error / the variance."""
         variance = self.squares - float(self.sum.square().sum()) / self.num_tokens
         return 1 - self.errors / variance
-
-
-def batched_inputs(network: Network, examples: Iterable[Example], batch_size: int) -> Iterator[Inputs]:
-    """The examples as batches of tensors."""
-    remaining = iter(examples)
-    while batch := list(islice(remaining, batch_size)):
-        yield make_inputs(network, batch)
 
 
 def token_loss(network: Network, inputs: Inputs, original: Tensor, changed: Tensor) -> tuple[float, int]:

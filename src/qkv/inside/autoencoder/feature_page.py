@@ -58,18 +58,10 @@ class FeatureReport:
 
     def to_html(self, title: str = "Features") -> str:
         """One HTML page that needs no scripts and no network."""
-        return feature_page(self, title)
-
-    def save(self, path: str | Path, *, title: str = "Features") -> None:
-        """Write the page. Missing folders are made."""
-        save_text(to_path(path), self.to_html(title))
-
-
-def feature_page(report: FeatureReport, title: str = "Features") -> str:
-    """The page of a feature report, as HTML."""
-    sections = "\n".join(_feature_section(feature) for feature in report.features)
-    shown = f"{len(report.features):,} of {report.num_features:,} features"
-    return f"""<!doctype html>
+        sections = "\n".join(_feature_section(feature) for feature in self.features)
+        measures = "" if self.report is None else _measures(self.report)
+        shown = f"{len(self.features):,} of {self.num_features:,} features"
+        return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -80,20 +72,21 @@ def feature_page(report: FeatureReport, title: str = "Features") -> str:
 <body>
 <main>
 <h1>{escape(title)}</h1>
-<p class="soft">{shown} of a sparse autoencoder at <code>{escape(report.site)}</code>. The stronger the colour of a
+<p class="soft">{shown} of a sparse autoencoder at <code>{escape(self.site)}</code>. The stronger the colour of a
 token, the more active the feature; the outlined token is the most active one of its text.</p>
-{_measures(report)}
+{measures}
 {sections}
 </main>
 </body>
 </html>
 """
 
+    def save(self, path: str | Path, *, title: str = "Features") -> None:
+        """Write the page. Missing folders are made."""
+        save_text(to_path(path), self.to_html(title))
 
-def _measures(report: FeatureReport) -> str:
-    if report.report is None:
-        return ""
-    measured = report.report
+
+def _measures(measured: AutoencoderReport) -> str:
     rows = {
         "explained variance": f"{measured.explained_variance:.1%}",
         "active features per token (L0)": f"{measured.l0:.1f}",

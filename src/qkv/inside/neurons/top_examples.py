@@ -8,14 +8,13 @@ B batch, T tokens, U units, K kept examples, W tokens of a context window, C mod
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 from torch import Tensor
 
 from qkv.blocks import Tap
 from qkv.errors import UsageError
-from qkv.inside.forward import Example, inputs_at, make_inputs
+from qkv.inside.forward import Example, batched, inputs_at, make_inputs
 from qkv.inside.sites import check_sites
 from qkv.inside.tokens import TokenList, list_tokens
 from qkv.models import Network
@@ -94,8 +93,8 @@ def stream_site(
     network: Network, examples: Iterable[Example], site: str, batch_size: int = 16, progress: OnProgress | None = None
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Run examples in batches; yield the activations (B, T, C) at a site, the token ids and a mask of real tokens."""
-    remaining, done = iter(examples), 0
-    while batch := list(islice(remaining, batch_size)):
+    done = 0
+    for batch in batched(examples, batch_size):
         inputs = make_inputs(network, batch)
         tap = Tap(record=[site])
         with eval_mode(network):
