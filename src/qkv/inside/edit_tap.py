@@ -48,9 +48,9 @@ class Edit:
 
     site: str
     replacement: Replacement
-    heads: Iterable[int] | None = None
+    heads: Sequence[int] | None = None
     positions: Sequence[int] | slice | None = None
-    neurons: Iterable[int] | None = None
+    neurons: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.positions, slice) and (self.positions.step or 1) < 1:
@@ -147,7 +147,7 @@ def _selection_mask(edit: Edit, context: SiteContext, value: Tensor) -> Tensor |
     return mask
 
 
-def _index_mask(indices: Iterable[int], size: int, name: str, context: SiteContext) -> Tensor:
+def _index_mask(indices: Sequence[int], size: int, name: str, context: SiteContext) -> Tensor:
     wrong = [i for i in indices if not 0 <= i < size]
     if wrong:
         raise UsageError(f"{name}: there is no {wrong[0]}; {context.name} has {name} 0 … {size - 1}")

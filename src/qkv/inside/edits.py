@@ -37,9 +37,9 @@ Value = TypeVar("Value")
 class Where(TypedDict, total=False):
     """Which part of a site an edit changes; what is left out is not limited."""
 
-    heads: Iterable[int] | None
+    heads: Sequence[int] | None
     positions: Sequence[int] | slice | None
-    neurons: Iterable[int] | None
+    neurons: Sequence[int] | None
 
 
 NUM_RESAMPLED_POSITIONS = 2**14
