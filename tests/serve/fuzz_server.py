@@ -38,13 +38,13 @@ MODELS = {
     "CompletionBody": ["text", "pairs"],
     "ChatBody": ["chat", "text"],
     "EmbeddingBody": ["classes", "text"],
-    "TranslateBody": ["pairs"],
-    "SummariseBody": ["pairs"],
-    "ClassifyBody": ["classes"],
-    "TagBody": ["tags"],
-    "AnswerBody": ["answers"],
-    "FillBody": ["masks"],
-    "ScoreBody": ["text", "pairs"],
+    "TranslateRequest": ["pairs"],
+    "SummariseRequest": ["pairs"],
+    "ClassifyRequest": ["classes"],
+    "TagRequest": ["tags"],
+    "AnswerRequest": ["answers"],
+    "FillRequest": ["masks"],
+    "ScoreRequest": ["text", "pairs"],
     "TraceBody": ["text", "pairs", "classes"],
 }
 CHOICES: dict[str, list[Any]] = {
@@ -77,7 +77,8 @@ def narrow_document(document: dict[str, Any]) -> dict[str, Any]:
         schema = document["components"]["schemas"][body]
         fields = schema["properties"]
         schema["required"] = [*schema["required"], "model"]
-        masked = {"texts": ["the [MASK] fox", ["[MASK]", "a [MASK] [MASK]"], "no mask"]} if body == "FillBody" else {}
+        masked_texts = ["the [MASK] fox", ["[MASK]", "a [MASK] [MASK]"], "no mask"]
+        masked = {"texts": masked_texts} if body == "FillRequest" else {}
         for field, values in {**CHOICES, **masked, "model": [*names, "missing"]}.items():
             if field in fields:
                 fields[field] = {"enum": values}

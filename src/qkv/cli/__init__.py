@@ -66,7 +66,8 @@ def make_app(arguments: Sequence[str]) -> App:
             app.command(path, name=name, help=RUN_SUMMARY)
     register_plugins(app, arguments)
     if called and called not in app:
-        raise UsageError(f"unknown command {called!r}; {suggest_name(called, sorted(app))}. Try: qkv --help")
+        shown = shorten(repr(called), 60)
+        raise UsageError(f"unknown command {shown}; {suggest_name(called, sorted(app))}. Try: qkv --help")
     return app
 
 

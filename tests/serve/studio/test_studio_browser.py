@@ -167,7 +167,7 @@ def test_typing_traces_again_and_long_texts_are_refused(browser: Any, studio: An
     page.wait_for_function("() => document.querySelectorAll('.tokens li').length === 7")
     page.wait_for_function("() => location.hash.includes('le+chat')")
     page.locator("#text").fill("a" * 9000)
-    opened.alert("9,000 characters, and the studio reads at most 8,000; shorten it")
+    opened.alert("text must have at most 8,000 characters, and has 9,000; shorten it")
     assert page.locator(".tokens li").count() == 7  # the last picture stays
     page.locator("#text").fill("the")
     page.wait_for_function("() => document.querySelectorAll('.tokens li').length === 3")

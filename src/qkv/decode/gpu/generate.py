@@ -95,6 +95,7 @@ def greedy_kernels(network: Network, *, fused: bool, compiled: bool) -> Kernels 
 
 
 def supports_fused(network: Network) -> bool:
+    """Whether the kernels for a batch size of 1 can decode with this network."""
     return static_runner.is_supported(network) and has_triton() and bool(_fused_step().is_supported(network))
 
 
