@@ -17,6 +17,7 @@ from typing import Any
 from qkv.data.encode.chat import EncodeChat
 from qkv.decode import GenerationOptions
 from qkv.tasks.run.generate import generate_batched
+from qkv.tasks.text_model import TextModel
 from rows import frame
 
 VARIANTS = tuple(
@@ -217,7 +218,8 @@ def summarise(trained: frame.Trained, documents: list[str], max_tokens: int) -> 
         prompts = [model.tokenizer.encode(text) for text in documents]
     prompts = [prompt[:900] for prompt in prompts]
     options = GenerationOptions(max_tokens=max_tokens, beam=4)
-    results = generate_batched(model.network, model.tokenizer, prompts, options, batch_size=128)
+    running = TextModel(model.network, model.tokenizer, model.config, batch_size=128)
+    results = generate_batched(running, prompts, options)
     return [result.text.strip() for result in results]
 
 

@@ -347,7 +347,8 @@ class Model(TaskCalls):
                 f"this model has a {self.config.head.kind} head, not one for embeddings; "
                 'choose how to pool its hidden states: pooling="mean", "first" or "last"'
             )
-        model = TextModel(self.network, self._require_tokenizer("use .hidden(ids)"), self.config)
+        tokenizer = self._require_tokenizer("use .hidden(ids)")
+        model = TextModel(self.network, tokenizer, self.config, batch_size=batch_size)
         if isinstance(texts, Iterator):
 
             def embed(batch: Sequence[str]) -> Any:
@@ -359,7 +360,7 @@ class Model(TaskCalls):
         for number, text in enumerate(listed):
             if not isinstance(text, str):
                 raise UsageError(f"texts[{number}] is {describe_value(text)}, not a text; give a list of strings")
-        vectors, lengths = embed_texts(model, listed, batch_size, pooling=pooling, longest_first=False)
+        vectors, lengths = embed_texts(model, listed, pooling=pooling, longest_first=False)
         if pooling is None:
             handle_long_texts(listed, lengths, self.config, options)
         return vectors[0] if isinstance(texts, str) else vectors

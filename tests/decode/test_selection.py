@@ -15,6 +15,7 @@ from qkv.decode.selection import TokenSelector, token_logprobs, unpack_step_outp
 from qkv.errors import QkvError
 from qkv.models import Config, build
 from qkv.tasks.run.generate import generate_batched
+from qkv.tasks.text_model import TextModel
 from qkv.text import Tokenizer
 
 LOGITS = torch.tensor([[0.0, 2.0, 1.0, -1.0], [3.0, 0.0, 0.0, float("-inf")]], dtype=torch.float64)
@@ -132,6 +133,6 @@ def test_an_answer_that_is_lost_takes_no_other_along(caplog: pytest.LogCaptureFi
     options = GenerationOptions(max_tokens=3, logits_processors=(only_letters,), suppress_tokens=(90,))
     alone = [generate(network, [prompt], options, tokenizer)[0].ids for prompt in (prompts[0], prompts[2])]
     with caplog.at_level("WARNING", logger="qkv"):
-        found = generate_batched(network, tokenizer, prompts, options, batch_size=3)
+        found = generate_batched(TextModel(network, tokenizer, network.config, batch_size=3), prompts, options)
     assert [one.ids for one in found] == [alone[0], [], alone[1]]
     assert "1 of 3 results are empty" in caplog.text

@@ -142,12 +142,10 @@ def echo(made: qkv.Model, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Make generation return its source in upper case, and record the sources."""
     seen: list[str] = []
 
-    def generate(
-        network: Any, tokenizer: Any, prompts: Any, options: Any, *rest: Any
-    ) -> list[qkv.decode.GenerationResult]:
-        texts = [tokenizer.decode(prompt) for prompt in prompts]
+    def generate(model: Any, prompts: Any, options: Any, *rest: Any) -> list[qkv.decode.GenerationResult]:
+        texts = [model.tokenizer.decode(prompt) for prompt in prompts]
         seen.extend(texts)
-        lengths = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        lengths = [model.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         assert all(len(prompt) <= made.config.encoder.max_positions for prompt in prompts)
         return [qkv.decode.GenerationResult(t.upper(), ids, -1.0, "end") for t, ids in zip(texts, lengths, strict=True)]
 

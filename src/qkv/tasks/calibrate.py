@@ -35,23 +35,22 @@ def calibrate(
     records: Sequence[Record],
     scope_records: Sequence[Record] = (),
     out_of_scope: str = "",
-    batch_size: int = 32,
 ) -> tuple[Config, str]:
     """The model's config with a fitted temperature and threshold, and a sentence on each.
 
     The threshold is fitted on `scope_records`, some of which have the label `out_of_scope`. If there are too few
     records, the config is the same and the text is "".
     """
-    config, on_temperature = calibrate_temperature(model, records, batch_size)
-    config, on_threshold = calibrate_threshold(replace(model, config=config), scope_records, out_of_scope, batch_size)
+    config, on_temperature = calibrate_temperature(model, records)
+    config, on_threshold = calibrate_threshold(replace(model, config=config), scope_records, out_of_scope)
     return config, "; ".join(filter(None, (on_temperature, on_threshold)))
 
 
-def calibrate_temperature(model: TextModel, records: Sequence[Record], batch_size: int) -> tuple[Config, str]:
+def calibrate_temperature(model: TextModel, records: Sequence[Record]) -> tuple[Config, str]:
     """The model's config with a fitted temperature, and a sentence on it."""
     head = model.config.head
     step = max(1, -(-len(records) // MAX_RECORDS))  # from all of the file, which may be sorted by class
-    logits, expected = labelled_logits(model, records[::step], batch_size)
+    logits, expected = labelled_logits(model, records[::step])
     expected, logits = expected[expected >= 0], logits[expected >= 0]
     if len(expected) < MIN_RECORDS or not np.isfinite(logits).all():
         return model.config, ""
@@ -64,11 +63,9 @@ def calibrate_temperature(model: TextModel, records: Sequence[Record], batch_siz
     )
 
 
-def calibrate_threshold(
-    model: TextModel, records: Sequence[Record], out_of_scope: str, batch_size: int
-) -> tuple[Config, str]:
+def calibrate_threshold(model: TextModel, records: Sequence[Record], out_of_scope: str) -> tuple[Config, str]:
     """The model's config with a fitted threshold for texts out of scope, and a sentence on it."""
-    logits, expected = labelled_logits(model, records, batch_size, out_of_scope)
+    logits, expected = labelled_logits(model, records, out_of_scope)
     num_outside = int((expected < 0).sum())
     if min(num_outside, len(expected) - num_outside) < MIN_OUT_OF_SCOPE or not np.isfinite(logits).all():
         few = f"no threshold was fitted: of {len(expected):,} validation records, {num_outside:,} are out of scope"
@@ -85,7 +82,7 @@ def calibrate_threshold(
 
 
 def labelled_logits(
-    model: TextModel, records: Sequence[Record], batch_size: int, out_of_scope: str = ""
+    model: TextModel, records: Sequence[Record], out_of_scope: str = ""
 ) -> tuple[np.ndarray, np.ndarray]:
     """The logits (N, V) and classes (N,) of the records with a known label; −1 is the class of `out_of_scope`.
 
@@ -100,7 +97,7 @@ def labelled_logits(
     usable = [
         one for one in records if str(one.fields.get("label")) in numbers and isinstance(one.fields.get("text"), str)
     ]
-    logits, _ = compute_logits(model, [record_text(one) for one in usable], batch_size)
+    logits, _ = compute_logits(model, [record_text(one) for one in usable])
     return logits, np.array([numbers[str(one.fields["label"])] for one in usable], np.int64)
 
 

@@ -76,7 +76,7 @@ class TaskCall(Generic[R]):
         size = task.batch_size if batch_size is None else batch_size
 
         def run(several: Sequence[Any]) -> Sequence[Any]:
-            return task.run(self._calls.find_model(task), several, options, size, progress)
+            return task.run(self._calls.find_model(task, batch_size=size, progress=progress), several, options)
 
         return map_texts(run, texts, size)
 
@@ -116,7 +116,7 @@ class TaskCalls:
         size, progress = task.batch_size if batch_size is None else batch_size, options.pop("progress", None)
 
         def run(several: Sequence[Any]) -> Sequence[Any]:
-            return task.run_default(self.find_model(task), several, options, size, progress)
+            return task.run_default(self.find_model(task, batch_size=size, progress=progress), several, options)
 
         return map_texts(run, texts, size)
 
@@ -161,11 +161,11 @@ class TaskCalls:
             kept = self._chat = (template, Chat(model, template))
         return kept[1]
 
-    def find_model(self, task: Task, call: str = "") -> TextModel:
-        """The model for a task, or an error if it does not support the task or has no tokenizer."""
+    def find_model(self, task: Task, call: str = "", **how: Any) -> TextModel:
+        """The model for a task, and how it runs; an error if it does not support the task or has no tokenizer."""
         self.check_support(task, call)
         kept = self.__dict__.setdefault("_kept", {})
-        return TextModel(self.network, require_tokenizer(self.tokenizer), self.config, kept=kept)
+        return TextModel(self.network, require_tokenizer(self.tokenizer), self.config, kept=kept, **how)
 
     def check_support(self, task: Task, call: str = "") -> None:
         """Raise an error if the model does not support a task: what the model is, and which calls it supports."""

@@ -32,12 +32,13 @@ def evaluate(
     chosen = task.EvalOptions(**options)
     chosen = replace(
         chosen,
-        batch_size=chosen.batch_size or task.evaluation_batch_size,
         metrics=(chosen.metrics,) if isinstance(chosen.metrics, str) else chosen.metrics,
         max_samples=task.max_samples if chosen.max_samples is None else chosen.max_samples,
     )
     notes: list[str] = []
-    scored = task.score_records(TextModel(network, require_tokenizer(tokenizer), config), records, chosen, notes)
+    how: Any = {"batch_size": chosen.batch_size or task.evaluation_batch_size, "progress": chosen.progress}
+    model = TextModel(network, require_tokenizer(tokenizer), config, **how)
+    scored = task.score_records(model, records, chosen, notes)
     return Evaluation(
         **{one.name: getattr(scored, one.name) for one in fields(scored)},
         notes=tuple(notes),

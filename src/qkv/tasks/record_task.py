@@ -17,7 +17,7 @@ class RecordTask(Task):
 
     EvalOptions: ClassVar[type[EvaluationOptions]] = EvaluationOptions
 
-    def find_scorer(self, config: Config, records: Sequence[Record], beam: int = 1) -> TaskScorer:
+    def find_scorer(self, config: Config, records: Sequence[Record]) -> TaskScorer:
         """How predictions are compared with these records."""
         return self.scorers[0]()
 

@@ -6,17 +6,14 @@ A baseline is compared in the same way as the model.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from qkv.data.modalities import parse_number
 from qkv.data.problems import InvalidRecord
 from qkv.data.records import Record
 from qkv.tasks.metrics import ClassCounts, ClassReport, make_class_report
+from qkv.tasks.text_model import TextModel
 from qkv.train.watch import Sample
-
-if TYPE_CHECKING:
-    from qkv.tasks.evaluation import EvaluationOptions
-    from qkv.tasks.text_model import TextModel
 
 Prediction = tuple[Any, float | None]
 """A prediction, and its confidence: a probability, or None if the model gives none."""
@@ -60,14 +57,8 @@ class TaskScorer(ABC):
         """What the model should predict."""
 
     @abstractmethod
-    def predict(
-        self,
-        model: "TextModel",
-        records: Sequence[Record],
-        options: "EvaluationOptions | None" = None,
-        notes: list[str] | None = None,
-    ) -> list[Prediction]:
-        """The model's predictions. The notes say what was truncated or cut off."""
+    def predict(self, model: TextModel, records: Sequence[Record], options: Any, notes: list[str]) -> list[Prediction]:
+        """The model's predictions. The options are those of the evaluation; the notes say what was truncated."""
 
     def measure(self, predicted: Sequence[Any], expected: Sequence[Any]) -> float:
         """The main metric."""

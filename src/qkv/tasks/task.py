@@ -13,7 +13,6 @@ from qkv.data.objectives.table import OBJECTIVES, ObjectiveSpec
 from qkv.data.records import Record
 from qkv.errors import UsageError, shorten, suggest_name
 from qkv.models import Config
-from qkv.progress import OnProgress
 from qkv.tasks.results import Result
 from qkv.tasks.scorer import TaskScorer
 from qkv.tasks.text_model import TextModel
@@ -108,9 +107,7 @@ class Task(ABC):
         return tuple(line.split("\t")) if self.accepts_pairs and line.count("\t") == 1 else line
 
     @abstractmethod
-    def decode(
-        self, model: TextModel, texts: Sequence[Any], options: Any, batch_size: int, progress: OnProgress | None = None
-    ) -> Sequence[Result]:
+    def decode(self, model: TextModel, texts: Sequence[Any], options: Any) -> Sequence[Result]:
         """The result of each text, in order."""
 
     def check_model(  # noqa: B027 — most tasks have nothing to check
@@ -122,7 +119,7 @@ class Task(ABC):
     def score_records(self, model: TextModel, records: Sequence[Record], options: Any, notes: list[str]) -> "Scored":
         """Predict the records and compute the metrics. The notes say which records were left out, and why."""
 
-    def find_scorer(self, config: Config, records: Sequence[Record], beam: int = 1) -> TaskScorer | None:
+    def find_scorer(self, config: Config, records: Sequence[Record]) -> TaskScorer | None:
         """How predictions are compared with records one by one; None for tasks that count tokens."""
         return None
 
@@ -145,29 +142,15 @@ class Task(ABC):
         options.check()
         return options
 
-    def run(
-        self,
-        model: TextModel,
-        texts: Sequence[Any],
-        values: Mapping[str, Any],
-        batch_size: int,
-        progress: OnProgress | None = None,
-    ) -> Sequence[Result]:
+    def run(self, model: TextModel, texts: Sequence[Any], values: Mapping[str, Any]) -> Sequence[Result]:
         """Check the texts and the options, and decode: the one way from texts to results."""
         self.check_texts(texts)
         self.check_model(model.config, texts)
-        return self.decode(model, texts, self.make_options(values), batch_size, progress)
+        return self.decode(model, texts, self.make_options(values))
 
-    def run_default(
-        self,
-        model: TextModel,
-        texts: Sequence[Any],
-        values: Mapping[str, Any],
-        batch_size: int,
-        progress: OnProgress | None = None,
-    ) -> Sequence[Result]:
+    def run_default(self, model: TextModel, texts: Sequence[Any], values: Mapping[str, Any]) -> Sequence[Result]:
         """What `m.run` does."""
-        return self.run(model, texts, values, batch_size, progress)
+        return self.run(model, texts, values)
 
     def check_texts(self, texts: Sequence[Any]) -> None:
         """Raise an error if a text is not of a type that the task reads."""

@@ -6,17 +6,20 @@ from typing import Any
 from qkv.blocks import Tap
 from qkv.errors import UsageError
 from qkv.models import Config, Network
+from qkv.progress import OnProgress
 from qkv.text import Tokenizer
 
 
 @dataclass(frozen=True)
 class TextModel:
-    """A network with its config and tokenizer, which every task needs."""
+    """What every task needs: a network with its config and tokenizer, and how texts are run."""
 
     network: Network
     tokenizer: Tokenizer
     config: Config
     tap: Tap | None = field(default=None, compare=False)  # changes activations inside the network
+    batch_size: int = field(default=32, compare=False)  # of texts
+    progress: OnProgress | None = field(default=None, compare=False)
     kept: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # what a task keeps between calls
 
 

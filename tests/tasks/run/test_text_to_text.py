@@ -9,12 +9,10 @@ from task_models import decoder, parts_of, records, seq2seq
 
 import qkv
 from qkv.errors import UsageError
-from qkv.models import Network
 from qkv.tasks.evaluate import evaluate, main_metric
 from qkv.tasks.run.generate import continue_texts
 from qkv.tasks.text_model import TextModel
 from qkv.tasks.verbs import text_to_text
-from qkv.text import Tokenizer
 
 SOURCES = ["the fox", "a", "dogs and a fox run over it", "brown dog, lazy", "the lazy dog jumps", "x y z", "Paris"]
 
@@ -122,11 +120,11 @@ def test_records_that_lack_a_field_are_left_out_and_told() -> None:
 def test_running_gives_what_generate_gives_in_order() -> None:
     made = seq2seq()
     texts = [*SOURCES, "", " "]
-    results = continue_texts(TextModel(*parts_of(made)), texts, {"max_tokens": 12}, 3)
+    results = continue_texts(TextModel(*parts_of(made), batch_size=3), texts, {"max_tokens": 12})
     assert [result.text for result in results[: len(SOURCES)]] == alone(made, SOURCES, max_tokens=12)
     assert [result.text for result in results[len(SOURCES) :]] == ["", ""]
     with pytest.raises(UsageError, match="did you mean 'max_tokens'"):
-        continue_texts(TextModel(*parts_of(made)), texts, {"max_token": 12}, 3)
+        continue_texts(TextModel(*parts_of(made)), texts, {"max_token": 12})
     with pytest.raises(UsageError, match="unknown option 'foo'; known: ") as caught:
         made.translate("fox", foo=1)
     known = str(caught.value).partition("known: ")[2].split(", ")
@@ -153,9 +151,9 @@ def test_a_truncated_source_ends_with_the_end_token_as_in_training(monkeypatch: 
     read: list[list[int]] = []
     generate = text_to_text.generate_batched
 
-    def record(network: Network, tokenizer: Tokenizer, prompts: list[list[int]], *rest: Any) -> Any:
+    def record(model: TextModel, prompts: list[list[int]], *rest: Any) -> Any:
         read.extend(prompts)
-        return generate(network, tokenizer, prompts, *rest)
+        return generate(model, prompts, *rest)
 
     monkeypatch.setattr(text_to_text, "generate_batched", record)
     evaluate(*parts_of(made), records([{"source": "the quick brown fox jumps", "target": "dog"}]), max_tokens=4)

@@ -86,9 +86,10 @@ def find_results(model: Model, texts: Sequence[str], edits: Sequence[Edit] = ())
 
     def run(several: Sequence[str]) -> list[ShownResult]:
         tap = EditTap(edits) if edits else None
-        text_model = TextModel(model.network, require_tokenizer(model.tokenizer), model.config, tap)
+        tokenizer = require_tokenizer(model.tokenizer)
+        text_model = TextModel(model.network, tokenizer, model.config, tap, task.batch_size)
         inputs = [task.read_line(text) for text in several]
-        results = task.run_default(text_model, inputs, task.preview_options, task.batch_size)
+        results = task.run_default(text_model, inputs, task.preview_options)
         return [ShownResult(task.title, result) for result in results]
 
     try:

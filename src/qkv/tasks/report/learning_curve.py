@@ -181,7 +181,7 @@ def recipe_curve(
     """The learning curve of the run's own recipe."""
 
     def score(model: TextModel, seconds: float) -> float:
-        found = predict_and_score(scorer, model, records, seconds, len(records))
+        found = predict_and_score(scorer, model, records, seconds, len(records), recipe.train.eval_beam)
         return scorer.measure(found.predicted, found.expected)
 
     usable = [one for one in training if scorer.is_usable(one)]

@@ -138,7 +138,7 @@ class Reporter:
         self.stage("reading")
         data = read_data(self.recipe, self.task)
         train = self.recipe.train
-        scorer = find_scorer(self.model.config, data.evaluation, train.eval_beam, train.metric)
+        scorer = find_scorer(self.model.config, data.evaluation, train.metric)
         if scorer is not None and train.metric not in ("", "loss", scorer.metric):
             shown = name_metric(scorer.metric)
             self.notes.append(f"the score is {shown}: a report cannot show train.metric = {train.metric!r}")
@@ -189,13 +189,14 @@ class Reporter:
         if scorer is None:
             return (self.language_score(data, training) if self.task.reads_documents else None), None
         usable = sum(map(scorer.is_usable, data.evaluation))
-        count = self.options.max_records
-        predictions = predict_and_score(scorer, self.model, data.evaluation, self.seconds, count)
+        count, beam = self.options.max_records, self.recipe.train.eval_beam
+        predictions = predict_and_score(scorer, self.model, data.evaluation, self.seconds, count, beam)
         if self.options.quick and len(predictions.records) < min(usable, MIN_QUICK_RECORDS):
             return None, None
         on_training = None
         if not self.options.quick and any(map(scorer.is_usable, training)):
-            on_training = predict_and_score(scorer, self.model, training, self.seconds / 4, len(predictions.records))
+            count = len(predictions.records)
+            on_training = predict_and_score(scorer, self.model, training, self.seconds / 4, count, beam)
         add_baselines(predictions, training, only_cheap=self.options.quick)
         score = report_score(predictions, len(data.evaluation), usable, on_training)
         if score.num_records < usable:

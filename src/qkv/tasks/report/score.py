@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from qkv.data.records import Record
 from qkv.models import Config
 from qkv.tasks.baselines import applicable_baselines
+from qkv.tasks.evaluate import has_option
 from qkv.tasks.metrics.bootstrap import confidence_intervals
 from qkv.tasks.metrics.notation import find_scale, name_metric
 from qkv.tasks.scorer import TaskScorer
@@ -109,12 +110,12 @@ class ScoredPredictions:
         )
 
 
-def find_scorer(config: Config, records: Sequence[Record], beam: int = 1, metric: str = "") -> TaskScorer | None:
+def find_scorer(config: Config, records: Sequence[Record], metric: str = "") -> TaskScorer | None:
     """The scorer of a model's task; None for language models, and if the records lack the fields of the task.
 
     `metric` is the metric that the recipe chose. It is the main metric if the scorer can compute it.
     """
-    found = find_task(config).find_scorer(config, records, beam)
+    found = find_task(config).find_scorer(config, records)
     if found is None or not any(map(found.is_usable, records)):
         return None
     found.choose_metric(metric)
@@ -122,7 +123,7 @@ def find_scorer(config: Config, records: Sequence[Record], beam: int = 1, metric
 
 
 def predict_and_score(
-    scorer: TaskScorer, model: TextModel, records: Sequence[Record], max_seconds: float, max_records: int
+    scorer: TaskScorer, model: TextModel, records: Sequence[Record], max_seconds: float, max_records: int, beam: int = 1
 ) -> ScoredPredictions:
     """Predict a random sample of the records, as large as the time and `max_records` allow.
 
@@ -132,9 +133,12 @@ def predict_and_score(
     usable = [one for one in records if scorer.is_usable(one)]
     usable = Random(0).sample(usable, len(usable))[:max_records]
     deadline, size = time.monotonic() + max_seconds, TIMED_RECORDS
+    task = find_task(model.config)
+    options: Any = task.EvalOptions()
+    options = replace(options, beam=beam) if has_option(task, "beam") else options
     while True:
         began = time.monotonic()
-        made = scorer.predict(model, usable[:size])
+        made = scorer.predict(model, usable[:size], options, [])
         ended = time.monotonic()
         fitting = int(size * (deadline - ended) / max(ended - began, 1e-9))
         if size >= len(usable) or fitting <= size:

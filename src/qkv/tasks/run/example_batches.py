@@ -55,7 +55,7 @@ class ExampleBatches:
     """Runs a network on examples, batch by batch. Call its methods inside `eval_mode(network)`."""
 
     def __init__(self, model: TextModel, examples: FlatExamples, pad_token_id: int) -> None:
-        network, self.tap = model.network, model.tap
+        self.model, network = model, model.network
         if network.has_source:
             raise UsageError(
                 "this model is an encoder-decoder, but the task needs an encoder-only or decoder-only model; use "
@@ -73,6 +73,10 @@ class ExampleBatches:
     def _split(self, flat: np.ndarray) -> list[np.ndarray]:
         return np.split(flat, np.cumsum(self.lengths)[:-1])
 
+    def batches(self, *, longest_first: bool = True) -> Iterator[list[int]]:
+        """The numbers of the examples, in batches of the model's size; the progress is reported."""
+        return batches(self.lengths, self.model.batch_size, self.model.progress, longest_first=longest_first)
+
     def inputs(self, chosen: Sequence[int]) -> Inputs:
         """The chosen examples as a batch, right-padded."""
         return Inputs.from_sequences(
@@ -85,7 +89,7 @@ class ExampleBatches:
 
     def hidden(self, chosen: Sequence[int], selected: Tensor | None = None) -> tuple[Tensor, SequenceLayout]:
         """The hidden states (B, T, C) of the chosen examples, or (N, C) of `selected` positions, and the layout."""
-        return self.network.hidden(self.inputs(chosen), selected=selected, tap=self.tap)
+        return self.network.hidden(self.inputs(chosen), selected=selected, tap=self.model.tap)
 
     def outputs(self, chosen: Sequence[int]) -> Tensor:
         """The outputs of the head in float32 or better: (B, V) for a head that pools, else (B, T, V)."""

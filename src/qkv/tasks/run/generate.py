@@ -8,9 +8,8 @@ from typing import Any
 from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.decode import GenerationOptions, GenerationResult, NonFiniteLogits, generate
 from qkv.errors import UsageError, suggest_name
-from qkv.models import Config, Network
+from qkv.models import Config
 from qkv.models.runtime.eval_mode import eval_mode
-from qkv.progress import OnProgress
 from qkv.tasks.run.example_batches import batches
 from qkv.tasks.run.generated_text import GeneratedText
 from qkv.tasks.text_model import TextModel
@@ -68,13 +67,7 @@ def make_generation_options(options: Mapping[str, Any], also_known: Sequence[str
 
 
 def generate_batched(
-    network: Network,
-    tokenizer: Tokenizer,
-    prompts: Sequence[Sequence[int]],
-    options: GenerationOptions,
-    batch_size: int,
-    progress: OnProgress | None = None,
-    limits: Sequence[int] = (),
+    model: TextModel, prompts: Sequence[Sequence[int]], options: GenerationOptions, limits: Sequence[int] = ()
 ) -> list[GenerationResult]:
     """Generate a result for each prompt, in order, in batches of similar lengths.
 
@@ -90,7 +83,7 @@ def generate_batched(
         nonlocal num_failed
         try:
             limited = replace(options, max_tokens=limits[chosen[0]]) if limits else options
-            found = generate(network, [prompts[i] for i in chosen], limited, tokenizer)
+            found = generate(model.network, [prompts[i] for i in chosen], limited, model.tokenizer)
         except NonFiniteLogits:
             if len(chosen) == 1:
                 num_failed += 1
@@ -101,8 +94,8 @@ def generate_batched(
         for i, result in zip(chosen, found, strict=True):
             results[i] = result
 
-    with eval_mode(network):
-        for chosen in batches([len(prompts[i]) for i in filled], batch_size, progress):
+    with eval_mode(model.network):
+        for chosen in batches([len(prompts[i]) for i in filled], model.batch_size, model.progress):
             batch = [filled[i] for i in chosen]
             for limit in {limits[i] for i in batch} if limits else {0}:
                 generate_some([i for i in batch if not limits or limits[i] == limit])
@@ -111,13 +104,7 @@ def generate_batched(
     return results
 
 
-def continue_texts(
-    model: TextModel,
-    texts: Sequence[str],
-    values: Mapping[str, Any],
-    batch_size: int,
-    progress: OnProgress | None = None,
-) -> list[GeneratedText]:
+def continue_texts(model: TextModel, texts: Sequence[str], values: Mapping[str, Any]) -> list[GeneratedText]:
     """Generate a result for each text, in order; `values` are the fields of `qkv.decode.GenerationOptions`.
 
     An empty text gives an empty result. A text longer than the model can read is an error. By default at most 64
@@ -130,7 +117,7 @@ def continue_texts(
     if "max_tokens" not in values:
         lengths = [1 if config.encoder is not None else len(prompt) for prompt in prompts]
         limits = [limit_new_tokens(config, chosen.max_tokens, length) for length in lengths]
-    results = generate_batched(model.network, tokenizer, prompts, chosen, batch_size, progress, limits)
+    results = generate_batched(model, prompts, chosen, limits)
     return [GeneratedText.from_generation(text, result) for text, result in zip(texts, results, strict=True)]
 
 

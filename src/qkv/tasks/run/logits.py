@@ -12,12 +12,10 @@ from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.models import Config
 from qkv.models.runtime.eval_mode import eval_mode
-from qkv.progress import OnProgress
 from qkv.tasks.run.example_batches import (
     ExampleBatches,
     TextOrPair,
     as_tuple,
-    batches,
     build_unlabelled_examples,
     max_sequence_length,
 )
@@ -43,9 +41,7 @@ def class_names(config: Config) -> tuple[str, ...]:
     return config.head.labels or tuple(str(number) for number in range(config.head.outputs))
 
 
-def compute_logits(
-    model: TextModel, texts: Sequence[TextOrPair], batch_size: int, progress: OnProgress | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+def compute_logits(model: TextModel, texts: Sequence[TextOrPair]) -> tuple[np.ndarray, np.ndarray]:
     """The logits of each text (N, V), and the texts' lengths in tokens before truncation (N,).
 
     Texts are laid out and truncated as in training.
@@ -58,14 +54,12 @@ def compute_logits(
     batched = ExampleBatches(model, examples, objective.pad_token_id)
     logits = np.zeros((len(texts), num_outputs), np.float32)
     with eval_mode(model.network):
-        for chosen in batches(examples.lengths, batch_size, progress):
+        for chosen in batched.batches():
             logits[chosen] = batched.outputs(chosen).cpu().numpy()
     return logits, objective.required_lengths(slice(None))[:, 0]
 
 
-def compute_mean_logits(
-    model: TextModel, texts: Sequence[TextOrPair], batch_size: int, progress: OnProgress | None = None
-) -> np.ndarray:
+def compute_mean_logits(model: TextModel, texts: Sequence[TextOrPair]) -> np.ndarray:
     """The logits of each text (N, V). A text that is too long is split at sentences, and its logits are the mean."""
     max_length = max_sequence_length(model.config)
     room = max_length - SpecialTokenTemplate.from_tokenizer(model.tokenizer).num_special_tokens()
@@ -79,7 +73,7 @@ def compute_mean_logits(
         spans = [] if not isinstance(text, str) or fits(text) else fit_spans(str(text), fits)
         parts += [str(text)[start:end] for start, end in spans] or [text]
         owner += [number] * max(1, len(spans))
-    logits, lengths = compute_logits(model, parts, batch_size, progress)
+    logits, lengths = compute_logits(model, parts)
     check_text_lengths(parts, lengths, max_length)  # a pair of texts cannot be split
     sums = np.zeros((len(texts), logits.shape[1]))
     np.add.at(sums, owner, logits)

@@ -22,10 +22,9 @@ from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError
 from qkv.models.runtime.eval_mode import eval_mode
-from qkv.progress import OnProgress
 from qkv.tasks import metrics
 from qkv.tasks.metrics.text_units import TextUnits
-from qkv.tasks.run.example_batches import ExampleBatches, batches
+from qkv.tasks.run.example_batches import ExampleBatches
 from qkv.tasks.text_model import TextModel
 
 
@@ -59,13 +58,7 @@ class TokenLosses:
 
 
 def compute_token_losses(
-    model: TextModel,
-    objective: WindowObjective,
-    texts: Sequence[str],
-    rng: EpochRng,
-    batch_size: int,
-    progress: OnProgress | None = None,
-    num_shown: int = 0,
+    model: TextModel, objective: WindowObjective, texts: Sequence[str], rng: EpochRng, num_shown: int = 0
 ) -> TokenLosses:
     """Run the model on all windows of the texts. The predictions of the first `num_shown` windows are kept."""
     windows = objective.build(np.arange(objective.num_examples(rng)), rng)
@@ -74,7 +67,7 @@ def compute_token_losses(
     tokens = np.bincount(np.concatenate(unit_of_label), minlength=units.num_units)
     found = TokenLosses(batched, units, np.zeros(units.num_units), tokens, np.zeros(units.num_units))
     with eval_mode(model.network):
-        for chosen in batches(windows.lengths, batch_size, progress):
+        for chosen in batched.batches():
             losses, predictions, right = [], [], []
             for logits, labels in batched.labelled_logits(chosen):
                 losses.append(F.cross_entropy(logits, labels, reduction="none").cpu().double())

@@ -20,13 +20,12 @@ from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError
 from qkv.models import Config
 from qkv.models.runtime.eval_mode import eval_mode
-from qkv.progress import OnProgress
 from qkv.tasks import metrics
 from qkv.tasks.baselines import predict_nearest_sentence
 from qkv.tasks.evaluation import EvaluationOptions, select_usable
 from qkv.tasks.record_task import RecordTask
 from qkv.tasks.results import EXCERPT_CHARS, Result, Row, Span, one_line
-from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, batches, max_sequence_length
+from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, max_sequence_length
 from qkv.tasks.scorer import Baseline, Metric, Prediction, TaskScorer, has_texts
 from qkv.tasks.starters.starter import BERT_CHECKPOINT, Starter
 from qkv.tasks.task import TaskOptions
@@ -69,22 +68,18 @@ class Answer(Result):
     context: str = field(default="", compare=False, metadata=HIDDEN)  # the passage
 
     def summary(self) -> str:
-        """The text of the answer; empty if there is none."""
         return one_line(self.text)
 
     def body(self) -> str:
-        """The text of the answer."""
         return self.summary() or "(no answer)"
 
     def rows(self) -> list[Row]:
-        """The answer and the other answers."""
         return [
             (answer.body(), f"{answer.start}–{answer.end}" if answer.text else "", f"{answer.probability:.4f}")
             for answer in (self, *self.alternatives)
         ]
 
     def marked_text(self) -> tuple[str, Sequence[Span]] | None:
-        """The passage around the answer."""
         if not self.text:
             return None
         first, last = max(0, self.start - EXCERPT_CHARS), self.end + EXCERPT_CHARS
@@ -125,44 +120,29 @@ class AnswerScorer(TaskScorer):
         self.metrics = ANSWER_METRICS | (UNANSWERABLE_METRICS if self.has_unanswerable and any(given) else {})
 
     def is_usable(self, record: Record) -> bool:
-        """Question, passage and answers."""
         return has_texts(record, "question", "context") and isinstance(record.fields.get("answers"), list)
 
     def expected(self, record: Record) -> tuple[str, ...]:
-        """The accepted answers."""
         return tuple(map(str, record.fields["answers"]))
 
-    def predict(
-        self,
-        model: TextModel,
-        records: Sequence[Record],
-        options: Any = None,
-        notes: list[str] | None = None,
-    ) -> list[Prediction]:
-        """The answers and their probabilities."""
-        options, notes = options or AnswerEvaluation(batch_size=32), [] if notes is None else notes
+    def predict(self, model: TextModel, records: Sequence[Record], options: Any, notes: list[str]) -> list[Prediction]:
         must_answer = not self.has_unanswerable if options.must_answer is None else options.must_answer
         problems = Problems(max_invalid_fraction=1)
-        chosen = AnswerOptions(must_answer=must_answer)
-        answers = find_answers(model, records, chosen, options.batch_size, problems, options.progress, notes)
+        answers = find_answers(model, records, AnswerOptions(must_answer=must_answer), problems, notes)
         if problems.num_invalid:
             notes.append(f"{problems.num_invalid:,} questions could not be encoded, and count as having no answer")
         return [(answer.text, answer.probability) for answer in answers]
 
     def score_each(self, predicted: Sequence[str], expected: Sequence[Sequence[str]]) -> list[float]:
-        """F1 of each answer."""
         return [metrics.answer_f1([ours], [list(theirs)]) for ours, theirs in zip(predicted, expected, strict=True)]
 
     def text(self, record: Record) -> str:
-        """The question."""
         return str(record.fields["question"])
 
     def show(self, value: Any, record: Record | None = None) -> str:
-        """The answer, or all accepted answers."""
         return (value if isinstance(value, str) else " / ".join(dict.fromkeys(value))) or "(no answer)"
 
     def make_sample(self, record: Record, predicted: Any, expected: Any) -> Sample:
-        """The question with its answers."""
         sample = super().make_sample(record, predicted, expected)
         return replace(sample, source=record.fields["question"])
 
@@ -206,10 +186,8 @@ def find_answers(
     model: TextModel,
     records: Sequence[Record],
     options: AnswerOptions,
-    batch_size: int,
     problems: Problems,
-    progress: OnProgress | None = None,
-    notes: list[str] | None = None,
+    notes: list[str],
 ) -> list[Answer]:
     """An answer for each record, in order; an empty one for a passage without tokens.
 
@@ -231,8 +209,8 @@ def find_answers(
             encoded[number] = example
     if not encoded:
         return answers
-    objective = split_into_windows(model, InMemoryExamples(encoded.values()), [] if notes is None else notes)
-    scores = score_spans(model, objective, MAX_OVERLAPPING * options.top, batch_size, progress)
+    objective = split_into_windows(model, InMemoryExamples(encoded.values()), notes)
+    scores = score_spans(model, objective, MAX_OVERLAPPING * options.top)
     for passage, number in enumerate(encoded):
         found = scores.list_answers(passage, records[number].fields["context"], options)
         answers[number] = replace(found[0], alternatives=found[1 : options.top]) if found else answers[number]
@@ -258,9 +236,7 @@ def split_into_windows(model: TextModel, encoded: InMemoryExamples, notes: list[
     return objective
 
 
-def score_spans(
-    model: TextModel, objective: QuestionAnsweringObjective, num_kept: int, batch_size: int, progress: OnProgress | None
-) -> SpanScores:
+def score_spans(model: TextModel, objective: QuestionAnsweringObjective, num_kept: int) -> SpanScores:
     """Run the model on all windows, and keep the best `num_kept` spans of each."""
     windows = np.arange(objective.num_examples(EpochRng(0)))
     examples = objective.build(windows, EpochRng(0))
@@ -271,7 +247,7 @@ def score_spans(
     sums: list[np.ndarray] = [np.zeros(0)] * len(windows)
     totals, none_logits = np.zeros(len(windows)), np.zeros(len(windows))
     with eval_mode(model.network):
-        for chosen in batches(examples.lengths, batch_size, progress):
+        for chosen in batched.batches():
             x, _ = batched.hidden(chosen)
             logits = at_least_float32(model.network.head.project(x)).cpu().double().numpy()  # (B, T, 2)
             for row, i in enumerate(chosen):
@@ -335,31 +311,19 @@ class AnswerTask(RecordTask):
         '{"question": "Who sleeps?", "context": "Anna sleeps.", "answers": ["Anna"], "starts": [0]}'
     )
 
-    def decode(
-        self,
-        model: TextModel,
-        texts: Sequence[Any],
-        options: AnswerOptions,
-        batch_size: int,
-        progress: OnProgress | None = None,
-    ) -> list[Answer]:
+    def decode(self, model: TextModel, texts: Sequence[Any], options: AnswerOptions) -> list[Answer]:
         """The answer to each (question, passage), with up to `top` − 1 others; "no answer" may be one of them."""
         location = FileLocation("text")
         records = [
             Record({"question": question, "context": context}, replace(location, line=number))
             for number, (question, context) in enumerate(texts, 1)
         ]
-        problems = Problems(max_invalid_fraction=0)
-        return find_answers(model, records, options, batch_size, problems, progress)
+        return find_answers(model, records, options, Problems(max_invalid_fraction=0), [])
 
-    def select(
-        self, config: Config, records: Sequence[Record], options: AnswerEvaluation, notes: list[str]
-    ) -> list[Record]:
-        """The records with a question, a passage and a list of answers."""
+    def select(self, config: Config, records: Sequence[Record], options: Any, notes: list[str]) -> list[Record]:
         return select_usable(records, notes, question=str, context=str, answers=list)
 
-    def find_scorer(self, config: Config, records: Sequence[Record], beam: int = 1) -> "AnswerScorer":
-        """SQuAD's metrics."""
+    def find_scorer(self, config: Config, records: Sequence[Record]) -> AnswerScorer:
         return AnswerScorer(records)
 
 

@@ -12,7 +12,6 @@ from qkv.data.problems import InvalidRecord
 from qkv.data.records import Record
 from qkv.errors import UsageError, shorten
 from qkv.models import Config
-from qkv.progress import OnProgress
 from qkv.tasks import metrics
 from qkv.tasks.baselines import (
     BASELINE_NAME,
@@ -77,7 +76,6 @@ class ClassPrediction(Result):
     rejected_label: Annotated[str | None, "The most likely class, if its probability is below the threshold."] = None
 
     def summary(self) -> str:
-        """The label and its probability; for a text out of scope, the class that was rejected."""
         if self.label is None:
             if self.rejected_label is None:
                 return "(none)\tempty text"
@@ -85,7 +83,6 @@ class ClassPrediction(Result):
         return f"{one_line(self.label)}\t{self.probability:.4f}"
 
     def rows(self) -> list[Row]:
-        """The classes and their probabilities."""
         return probability_rows(self.probabilities)
 
 
@@ -97,11 +94,9 @@ class LabelsPrediction(Result):
     probabilities: Annotated[dict[str, float], "Each label is independent of the others, so they need not add up to 1."]
 
     def summary(self) -> str:
-        """The labels, separated by commas."""
         return ", ".join(map(one_line, self.labels)) or "(none)"
 
     def rows(self) -> list[Row]:
-        """The labels and their probabilities."""
         return probability_rows(self.probabilities)
 
 
@@ -112,7 +107,6 @@ class ScorePrediction(Result):
     score: Annotated[float, "On the scale of the training data, divided by `data.max_score`."]
 
     def summary(self) -> str:
-        """The number."""
         return f"{self.score:.6g}"
 
 
@@ -151,29 +145,18 @@ class LabelScorer(TaskScorer):
         self.metrics = LABEL_METRICS | (SCOPE_METRICS if has_outside else {})
 
     def is_usable(self, record: Record) -> bool:
-        """Text and label."""
         label = record.fields.get("label")
         return isinstance(record.fields.get("text"), str) and isinstance(label, str | int) and label is not True
 
     def expected(self, record: Record) -> str:
-        """The label."""
         label = str(record.fields["label"])
         return OUT_OF_SCOPE if is_out_of_scope(self.config, label) else label
 
-    def predict(
-        self,
-        model: TextModel,
-        records: Sequence[Record],
-        options: EvaluationOptions | None = None,
-        notes: list[str] | None = None,
-    ) -> list[Prediction]:
-        """The most likely class and its probability."""
-        logits = predict_logits(model, records, options, notes)
-        made: list[Any] = [make_prediction(self.config, row, top=1) for row in logits]
+    def predict(self, model: TextModel, records: Sequence[Record], options: Any, notes: list[str]) -> list[Prediction]:
+        made: list[Any] = [make_prediction(self.config, row, top=1) for row in predict_logits(model, records, notes)]
         return [(OUT_OF_SCOPE if one.label is None else one.label, one.probability) for one in made]
 
     def pair_classes(self, predicted: Any, expected: Any) -> list[tuple[str, str]]:
-        """The two classes."""
         return [(predicted, expected)]
 
 
@@ -192,34 +175,22 @@ class LabelSetScorer(TaskScorer):
     }
 
     def is_usable(self, record: Record) -> bool:
-        """Text and one or several labels."""
         return isinstance(record.fields.get("text"), str) and isinstance(record.fields.get("label"), str | int | list)
 
     def expected(self, record: Record) -> frozenset[str]:
-        """The set of labels."""
         return frozenset(record_labels(record))
 
-    def predict(
-        self,
-        model: TextModel,
-        records: Sequence[Record],
-        options: EvaluationOptions | None = None,
-        notes: list[str] | None = None,
-    ) -> list[Prediction]:
-        """The labels that reach the threshold."""
-        made: list[Any] = [make_prediction(model.config, row) for row in predict_logits(model, records, options, notes)]
+    def predict(self, model: TextModel, records: Sequence[Record], options: Any, notes: list[str]) -> list[Prediction]:
+        made: list[Any] = [make_prediction(model.config, row) for row in predict_logits(model, records, notes)]
         return [(frozenset(one.labels), None) for one in made]
 
     def score_each(self, predicted: Sequence[Any], expected: Sequence[Any]) -> list[float]:
-        """F1 of each set."""
         return set_f1(predicted, expected)
 
     def show(self, value: Any, record: Record | None = None) -> str:
-        """The labels, separated by commas."""
         return ", ".join(sorted(value)) or "(none)"
 
     def items(self, value: Any) -> set[Any]:
-        """The labels."""
         return set(value)
 
 
@@ -235,22 +206,13 @@ class NumberScorer(TaskScorer):
     }
 
     def is_usable(self, record: Record) -> bool:
-        """Text and number."""
         return isinstance(record.fields.get("text"), str) and has_number(record)
 
     def expected(self, record: Record) -> float:
-        """The score."""
         return parse_number(record, "score")
 
-    def predict(
-        self,
-        model: TextModel,
-        records: Sequence[Record],
-        options: EvaluationOptions | None = None,
-        notes: list[str] | None = None,
-    ) -> list[Prediction]:
-        """The predicted scores."""
-        return [(float(row[0]), None) for row in predict_logits(model, records, options, notes)]
+    def predict(self, model: TextModel, records: Sequence[Record], options: Any, notes: list[str]) -> list[Prediction]:
+        return [(float(row[0]), None) for row in predict_logits(model, records, notes)]
 
     def score_each(self, predicted: Sequence[float], expected: Sequence[float]) -> list[float]:
         """1 minus the difference of the ranks, as a fraction of all ranks."""
@@ -259,18 +221,13 @@ class NumberScorer(TaskScorer):
         return [1 - abs(first - second) / last for first, second in zip(ours, theirs, strict=True)]
 
     def show(self, value: float, record: Record | None = None) -> str:
-        """Three significant digits."""
         return f"{value:.3g}"
 
 
-def predict_logits(
-    model: TextModel, records: Sequence[Record], options: EvaluationOptions | None, notes: list[str] | None
-) -> np.ndarray:
+def predict_logits(model: TextModel, records: Sequence[Record], notes: list[str]) -> np.ndarray:
     """The logits of the records' texts, truncated as in training, which a note counts."""
-    options = options or EvaluationOptions(batch_size=32)
-    logits, lengths = compute_logits(model, [record_text(one) for one in records], options.batch_size, options.progress)
-    if notes is not None:
-        add_truncation_note(notes, lengths, model.config)
+    logits, lengths = compute_logits(model, [record_text(one) for one in records])
+    add_truncation_note(notes, lengths, model.config)
     return logits
 
 
@@ -425,14 +382,7 @@ class ClassifyTask(RecordTask):
                     "command line, a tab separates two texts: replace it by a space)"
                 )
 
-    def decode(
-        self,
-        model: TextModel,
-        texts: Sequence[TextOrPair],
-        options: ClassifyOptions,
-        batch_size: int,
-        progress: OnProgress | None = None,
-    ) -> list[Any]:
+    def decode(self, model: TextModel, texts: Sequence[TextOrPair], options: ClassifyOptions) -> list[Any]:
         """The class, the labels or the score of each text.
 
         If no class has a probability of at least `threshold`, the text is out of scope: its label is None, and
@@ -446,9 +396,9 @@ class ClassifyTask(RecordTask):
                 "this model predicts a score, not a class, so it has no top and no threshold; leave them out"
             )
         if options.too_long == "split":
-            logits = compute_mean_logits(model, texts, batch_size, progress)
+            logits = compute_mean_logits(model, texts)
         else:
-            logits, lengths = compute_logits(model, texts, batch_size, progress)
+            logits, lengths = compute_logits(model, texts)
             handle_long_texts(texts, lengths, model.config, options)
         predictions = []
         for number, (text, row) in enumerate(zip(texts, logits, strict=True), start=1):
@@ -462,7 +412,6 @@ class ClassifyTask(RecordTask):
     def select(
         self, config: Config, records: Sequence[Record], options: ClassifyEvaluation, notes: list[str]
     ) -> list[Record]:
-        """The records with the texts and the label or score that the model needs."""
         head = config.head
         check_second_texts(config, records)
         needed: dict[str, Any] = {"second": str} if config.reads_pairs else {}
@@ -482,8 +431,7 @@ class ClassifyTask(RecordTask):
             note_unknown_labels(config, found, notes)
         return usable
 
-    def find_scorer(self, config: Config, records: Sequence[Record], beam: int = 1) -> TaskScorer:
-        """A scorer of numbers, of sets of labels or of single labels, depending on the head."""
+    def find_scorer(self, config: Config, records: Sequence[Record]) -> TaskScorer:
         if config.head.is_regression:
             return NumberScorer()
         return LabelSetScorer() if config.head.multi_label else LabelScorer(config, records)

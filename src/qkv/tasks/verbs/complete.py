@@ -4,7 +4,7 @@ In a chat (a record with `messages` instead of `text`), only the answers of the 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from qkv.data.encode.chat import EncodeChat
@@ -15,7 +15,6 @@ from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.decode import GenerationOptions
 from qkv.errors import QkvError
-from qkv.progress import OnProgress
 from qkv.tasks.evaluation import EvaluationOptions, Scored, select_metrics, select_usable
 from qkv.tasks.results import MAX_CELL_CHARS, Result, Row, one_line
 from qkv.tasks.run.example_batches import max_sequence_length
@@ -67,12 +66,10 @@ class Completion(Result):
     suggestions: Annotated[list[Suggestion], "The most likely first."]
 
     def summary(self) -> str:
-        """The end of the text with the first suggestion."""
         text = one_line(self.text[-MAX_CELL_CHARS // 2 :] + (self.suggestions[0].text if self.suggestions else ""))
         return f"…{text}" if len(self.text) > MAX_CELL_CHARS // 2 else text
 
     def rows(self) -> list[Row]:
-        """The suggestions."""
         return [(repr(one.text), f"{one.probability:.4f}") for one in self.suggestions]
 
 
@@ -93,14 +90,7 @@ class CompleteTask(Task):
     Options, EvalOptions, results = CompleteOptions, LanguageEvaluation, (Completion,)
     starter = Starter("A language model: it continues a text.", "book.txt", 512, preset="gpt2")
 
-    def decode(
-        self,
-        model: TextModel,
-        texts: Sequence[str],
-        options: CompleteOptions,
-        batch_size: int,
-        progress: OnProgress | None = None,
-    ) -> list[Completion]:
+    def decode(self, model: TextModel, texts: Sequence[str], options: CompleteOptions) -> list[Completion]:
         """The most likely continuations of each text: the rest of a word, and what follows.
 
         The keys and values of the text are kept for the next call, which is fast if its text begins in the same way.
@@ -109,21 +99,14 @@ class CompleteTask(Task):
         for done, text in enumerate(texts, 1):
             suggested = completer.complete(text, top=options.top, max_tokens=options.max_tokens)
             found.append(Completion(text, [Suggestion(*one) for one in suggested]))
-            if progress is not None:
-                progress(done, len(texts))
+            if model.progress is not None:
+                model.progress(done, len(texts))
         return found
 
-    def run_default(
-        self,
-        model: TextModel,
-        texts: Sequence[Any],
-        values: Mapping[str, Any],
-        batch_size: int,
-        progress: OnProgress | None = None,
-    ) -> Sequence[Result]:
+    def run_default(self, model: TextModel, texts: Sequence[Any], values: Mapping[str, Any]) -> Sequence[Result]:
         """`m.run` generates one continuation of each text. The options are the fields of `GenerationOptions`."""
         self.check_texts(texts)
-        return continue_texts(model, texts, values, batch_size, progress)
+        return continue_texts(model, texts, values)
 
     def score_records(
         self, model: TextModel, records: Sequence[Record], options: LanguageEvaluation, notes: list[str]
@@ -148,7 +131,7 @@ class CompleteTask(Task):
                 "the texts are too short: a token is predicted from the one before it; give texts of 2 tokens or more"
             )
         texts = list(map(evaluated_text, records))
-        found = compute_token_losses(model, objective, texts, EpochRng(0), options.batch_size, options.progress)
+        found = compute_token_losses(model, objective, texts, EpochRng(0))
         if objective.counts.split:
             notes.append(
                 f"{objective.counts.split:,} texts were read in windows of {objective.max_lengths[0]:,} tokens"
@@ -183,7 +166,8 @@ def sample_continuations(model: TextModel, records: Sequence[Record]) -> list[Sa
         return []
     made = [make_prompt(model, record, max_tokens) for record in records]
     prompts = [prompt[-max_tokens - 1 :] for prompt, _ in made]
-    results = generate_batched(model.network, model.tokenizer, prompts, GenerationOptions(max_tokens=max_tokens), 8)
+    quiet = replace(model, batch_size=8, progress=None)
+    results = generate_batched(quiet, prompts, GenerationOptions(max_tokens=max_tokens))
     return [Sample(text, result.text, "") for (_, text), result in zip(made, results, strict=True)]
 
 

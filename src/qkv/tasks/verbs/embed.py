@@ -15,13 +15,12 @@ from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.models import Config
 from qkv.models.runtime.eval_mode import eval_mode
-from qkv.progress import OnProgress
 from qkv.tasks import metrics
 from qkv.tasks.baselines import count_common_words, rank_by_words
-from qkv.tasks.evaluation import EvaluationOptions, select_usable
+from qkv.tasks.evaluation import select_usable
 from qkv.tasks.record_task import RecordTask
 from qkv.tasks.results import Result
-from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, batches, build_unlabelled_examples
+from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, build_unlabelled_examples
 from qkv.tasks.run.long_texts import add_truncation_note, handle_long_texts
 from qkv.tasks.scorer import Baseline, Metric, Prediction, TaskScorer, has_number, has_texts
 from qkv.tasks.starters.starter import Starter
@@ -49,7 +48,6 @@ class TextVector(Result):
     vector: Annotated[list[float], "The numbers of the vector, one for each dimension."]
 
     def summary(self) -> str:
-        """The numbers, separated by spaces."""
         return " ".join(f"{value:.6g}" for value in self.vector)
 
 
@@ -60,22 +58,13 @@ class SimilarityScorer(NumberScorer):
     baselines: Mapping[str, Baseline] = {"words in common": Baseline(count_common_words)}
 
     def is_usable(self, record: Record) -> bool:
-        """Two texts and a score."""
         return has_texts(record, "first", "second") and has_number(record)
 
-    def predict(
-        self,
-        model: TextModel,
-        records: Sequence[Record],
-        options: EvaluationOptions | None = None,
-        notes: list[str] | None = None,
-    ) -> list[Prediction]:
-        """The cosines."""
-        first, second = embed_sides(model, records, options, notes)
+    def predict(self, model: TextModel, records: Sequence[Record], options: Any, notes: list[str]) -> list[Prediction]:
+        first, second = embed_sides(model, records, notes)
         return [(cosine, None) for cosine in (first * second).sum(-1).tolist()]
 
     def make_sample(self, record: Record, predicted: Any, expected: Any) -> Sample:
-        """The pair with its cosine."""
         first, second = record.fields["first"], record.fields["second"]
         return Sample(f"{first} ‖ {second}", f"cosine {predicted:.3f}", self.show(expected), model_input=first)
 
@@ -100,22 +89,13 @@ class RetrievalScorer(TaskScorer):
     }
 
     def is_usable(self, record: Record) -> bool:
-        """Two texts."""
         return has_texts(record, "first", "second")
 
     def expected(self, record: Record) -> Ranked:
-        """The first rank."""
         return Ranked(1, record.fields["second"])
 
-    def predict(
-        self,
-        model: TextModel,
-        records: Sequence[Record],
-        options: EvaluationOptions | None = None,
-        notes: list[str] | None = None,
-    ) -> list[Prediction]:
-        """The ranks."""
-        first, second = embed_sides(model, records, options, notes)
+    def predict(self, model: TextModel, records: Sequence[Record], options: Any, notes: list[str]) -> list[Prediction]:
+        first, second = embed_sides(model, records, notes)
         seconds = [one.fields["second"] for one in records]
         candidates = {text: row for row, text in reversed([*enumerate(seconds)])}
         texts = list(dict.fromkeys(seconds))
@@ -125,29 +105,22 @@ class RetrievalScorer(TaskScorer):
         return [(Ranked(int(r), texts[int(n)]), None) for r, n in zip(rank, nearest, strict=True)]
 
     def score_each(self, predicted: Sequence[Ranked], expected: Sequence[Ranked]) -> list[float]:
-        """The reciprocal ranks."""
         return [1 / one.rank for one in predicted]
 
     def show(self, value: Ranked, record: Record | None = None) -> str:
-        """The rank."""
         return f"rank {value.rank}"
 
     def make_sample(self, record: Record, predicted: Ranked, expected: Ranked) -> Sample:
-        """The first text with the nearest candidate and its own second text."""
         return Sample(record.fields["first"], predicted.nearest, expected.nearest)
 
 
-def embed_sides(
-    model: TextModel, records: Sequence[Record], options: EvaluationOptions | None, notes: list[str] | None
-) -> tuple[Tensor, Tensor]:
+def embed_sides(model: TextModel, records: Sequence[Record], notes: list[str]) -> tuple[Tensor, Tensor]:
     """The normalised embeddings of the first and of the second texts, in float64. Each text is embedded once."""
-    options = options or EvaluationOptions(batch_size=32)
     sides = [[one.fields[name] for one in records] for name in ("first", "second")]
     texts = list(dict.fromkeys([*sides[0], *sides[1]]))
     row = {text: i for i, text in enumerate(texts)}
-    vectors, lengths = embed_texts(model, texts, options.batch_size, options.progress)
-    if notes is not None:
-        add_truncation_note(notes, lengths, model.config)
+    vectors, lengths = embed_texts(model, texts)
+    add_truncation_note(notes, lengths, model.config)
     vectors = F.normalize(at_least_float32(vectors).cpu().double(), dim=-1)
     first, second = (vectors[[row[text] for text in side]] for side in sides)
     return first, second
@@ -168,13 +141,7 @@ def rank_partners(queries: Tensor, candidates: Tensor, partner: Tensor) -> tuple
 
 
 def embed_texts(
-    model: TextModel,
-    texts: Sequence[str],
-    batch_size: int,
-    progress: OnProgress | None = None,
-    *,
-    pooling: str | None = None,
-    longest_first: bool = True,
+    model: TextModel, texts: Sequence[str], *, pooling: str | None = None, longest_first: bool = True
 ) -> tuple[Tensor, np.ndarray]:
     """The vector of each text (N, C) on the network's device, and the texts' lengths with special tokens (N,).
 
@@ -196,7 +163,7 @@ def embed_texts(
     batched = ExampleBatches(model, examples, pad_token_id)
     vectors: list[Tensor] = [torch.zeros(0)] * len(texts)
     with eval_mode(network):
-        for chosen in batches(examples.lengths, batch_size, progress, longest_first=longest_first):
+        for chosen in batched.batches(longest_first=longest_first):
             x, layout = batched.hidden(chosen)
             pooled = network.head(x, layout) if pooling is None else pool(x, layout, pooling)[:, 0]
             for i, vector in zip(chosen, pooled, strict=True):
@@ -224,28 +191,17 @@ class EmbedTask(RecordTask):
         objective_lines=(("temperature", 0.05, "lower values separate similar texts more sharply"),),
     )
 
-    def decode(
-        self,
-        model: TextModel,
-        texts: Sequence[str],
-        options: EmbedOptions,
-        batch_size: int,
-        progress: OnProgress | None = None,
-    ) -> list[TextVector]:
+    def decode(self, model: TextModel, texts: Sequence[str], options: EmbedOptions) -> list[TextVector]:
         """The vectors of texts."""
-        vectors, lengths = embed_texts(model, texts, batch_size, progress)
+        vectors, lengths = embed_texts(model, texts)
         handle_long_texts(texts, lengths, model.config, options)
         return [TextVector(vector) for vector in at_least_float32(vectors).cpu().tolist()]
 
-    def select(
-        self, config: Config, records: Sequence[Record], options: EvaluationOptions, notes: list[str]
-    ) -> list[Record]:
-        """The records with two texts and, if there are scores, a score."""
+    def select(self, config: Config, records: Sequence[Record], options: Any, notes: list[str]) -> list[Record]:
         usable = select_usable(records, notes, first=str, second=str)
         return select_scored(usable, notes) if any("score" in one.fields for one in usable) else usable
 
-    def find_scorer(self, config: Config, records: Sequence[Record], beam: int = 1) -> TaskScorer:
-        """A scorer of similarities if the records have scores, else of ranks."""
+    def find_scorer(self, config: Config, records: Sequence[Record]) -> TaskScorer:
         return SimilarityScorer() if any("score" in one.fields for one in records) else RetrievalScorer()
 
 

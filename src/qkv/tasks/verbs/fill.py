@@ -17,10 +17,9 @@ from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import UsageError
 from qkv.models.runtime.eval_mode import eval_mode
-from qkv.progress import OnProgress
 from qkv.tasks.evaluation import EvaluationOptions, Scored, select_metrics, select_usable
 from qkv.tasks.results import Result, Row, one_line
-from qkv.tasks.run.example_batches import ExampleBatches, batches, max_sequence_length
+from qkv.tasks.run.example_batches import ExampleBatches, max_sequence_length
 from qkv.tasks.run.long_texts import check_text_lengths
 from qkv.tasks.run.token_losses import TokenLosses, compute_token_losses, encode_records
 from qkv.tasks.starters.starter import Starter
@@ -63,7 +62,6 @@ class FilledText(Result):
     candidates: Annotated[list[dict[str, float]], "For each mask, words with their probabilities."]
 
     def summary(self) -> str:
-        """The text in one line."""
         return " ".join(self.text.splitlines())
 
     def rows(self) -> list[Row]:
@@ -99,14 +97,7 @@ class FillTask(Task):
         ),
     )
 
-    def decode(
-        self,
-        model: TextModel,
-        texts: Sequence[str],
-        options: FillOptions,
-        batch_size: int,
-        progress: OnProgress | None = None,
-    ) -> list[FilledText]:
+    def decode(self, model: TextModel, texts: Sequence[str], options: FillOptions) -> list[FilledText]:
         """The most likely words for each mask. A mask is written as the tokenizer spells it, or [MASK].
 
         The model reads a text with too many tokens around the masks, several times if they are far apart; the log
@@ -140,7 +131,7 @@ class FillTask(Task):
         found: list[dict[int, tuple[list[float], list[int]]]] = [{} for _ in ids]  # position → probabilities and tokens
         batched = ExampleBatches(model, FlatExamples(lengths, flat, {"tokens": labels}), model.config.pad_token_id or 0)
         with eval_mode(model.network):
-            for chosen in batches(lengths, batch_size, progress):
+            for chosen in batched.batches():
                 predictions: list[tuple[list[float], list[int]]] = []  # of all masks of the batch
                 for logits, _ in batched.labelled_logits(chosen):
                     best = logits.softmax(-1).topk(min(options.top, logits.shape[-1]))
@@ -162,7 +153,7 @@ class FillTask(Task):
         max_length = options.max_length or max_sequence_length(model.config)
         objective = MaskedLMObjective(encoded, model.tokenizer, max_length=max_length, mask_prob=options.mask_prob)
         texts, count = [record.fields["text"] for record in usable], options.max_samples or 0
-        found = compute_token_losses(model, objective, texts, MASKING_RNG, options.batch_size, options.progress, count)
+        found = compute_token_losses(model, objective, texts, MASKING_RNG, count)
         if objective.counts.split:
             notes.append(
                 f"{objective.counts.split:,} texts were read in windows of {objective.max_lengths[0]:,} tokens"

@@ -18,14 +18,13 @@ from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError, UsageError
 from qkv.models import Config
 from qkv.models.runtime.eval_mode import eval_mode
-from qkv.progress import OnProgress
 from qkv.tasks import metrics
 from qkv.tasks.baselines import predict_word_tags
-from qkv.tasks.evaluation import EvaluationOptions, select_usable
+from qkv.tasks.evaluation import select_usable
 from qkv.tasks.metrics.report import NO_CLASS
 from qkv.tasks.record_task import RecordTask
 from qkv.tasks.results import Result, Row, Span, one_line
-from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, batches, max_sequence_length
+from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, max_sequence_length
 from qkv.tasks.run.logits import class_names
 from qkv.tasks.scorer import Baseline, Metric, Prediction, TaskScorer, set_f1
 from qkv.tasks.starters.starter import Starter
@@ -68,17 +67,14 @@ class TaggedText(Result):
     entities: Annotated[list[TaggedEntity], "Empty if the tags are not BIO or BIOES tags."]
 
     def summary(self) -> str:
-        """The words, each with its tag after a slash."""
         return " ".join(f"{tagged.word}/{tagged.tag}" for tagged in self.words)
 
     def rows(self) -> list[Row]:
-        """The entities."""
         return [
             (one.label, one_line(one.text), f"{one.start}–{one.end}", f"{one.probability:.4f}") for one in self.entities
         ]
 
     def marked_text(self) -> tuple[str, Sequence[Span]]:
-        """The text with its entities, or with the tag of each word."""
         if self.entities or any(word.tag == "O" for word in self.words):
             return self.text, [(one.start, one.end, one.label) for one in self.entities]
         return self.text, [(one.start, one.end, one.tag) for one in self.words]
@@ -116,37 +112,24 @@ class TagScorer(TaskScorer):
 
     @property
     def default_metrics(self) -> Sequence[str]:
-        """The metrics of entities, or of words."""
         return [*ENTITY_METRICS, "accuracy"] if self.has_entities else list(WORD_METRICS)
 
     def is_usable(self, record: Record) -> bool:
-        """The same number of words and tags."""
         words, tags = record.fields.get("tokens"), record.fields.get("tags")
         return isinstance(words, list) and isinstance(tags, list) and len(words) == len(tags) > 0
 
     def expected(self, record: Record) -> tuple[str, ...]:
-        """The tags."""
         return tuple(map(str, record.fields["tags"]))
 
-    def predict(
-        self,
-        model: TextModel,
-        records: Sequence[Record],
-        options: EvaluationOptions | None = None,
-        notes: list[str] | None = None,
-    ) -> list[Prediction]:
-        """The tags, and the probability of the least certain one."""
-        options = options or EvaluationOptions(batch_size=32)
+    def predict(self, model: TextModel, records: Sequence[Record], options: Any, notes: list[str]) -> list[Prediction]:
         sentences = [[str(word) for word in one.fields["tokens"]] for one in records]
-        tagged = predict_tags(model, sentences, options.batch_size, options.progress, notes)
+        tagged = predict_tags(model, sentences, notes)
         return [(tuple(tag for tag, _ in words), min(probability for _, probability in words)) for words in tagged]
 
     def score_each(self, predicted: Sequence[Any], expected: Sequence[Any]) -> list[float]:
-        """F1 of the items of each sentence."""
         return set_f1([*map(self.items, predicted)], [*map(self.items, expected)])
 
     def show(self, value: Any, record: Record | None = None) -> str:
-        """The entities with their words, or the tags of all words."""
         words = [str(index + 1) for index in range(len(value))] if record is None else record.fields["tokens"]
         if not self.has_entities:
             return " ".join(f"{word}/{tag}" for word, tag in zip(words, value, strict=True))
@@ -155,19 +138,15 @@ class TagScorer(TaskScorer):
         return ", ".join(found) or "(no entity)"
 
     def make_sample(self, record: Record, predicted: Any, expected: Any) -> Sample:
-        """The words, and the tags of all words."""
         return Sample(" ".join(map(str, record.fields["tokens"])), " ".join(predicted), " ".join(expected))
 
     def items(self, value: Any) -> set[Any]:
-        """The entities, or the words with their tags."""
         return set(metrics.extract_entities(value)) if self.has_entities else set(enumerate(value))
 
     def pair_classes(self, predicted: Any, expected: Any) -> list[tuple[str, str]]:
-        """The types of the entities with equal spans, or the tags of the words."""
         return pair_entities(predicted, expected) if self.has_entities else list(zip(predicted, expected, strict=True))
 
     def class_of(self, item: Any) -> Hashable:
-        """The type of an entity, or the tag of a word."""
         return itemgetter(-1)(item)  # type: ignore[no-any-return]
 
 
@@ -203,11 +182,7 @@ def pair_entities(tags: Sequence[str], wanted: Sequence[str]) -> list[tuple[str,
 
 
 def predict_tags(
-    model: TextModel,
-    sentences: Sequence[Sequence[str]],
-    batch_size: int,
-    progress: OnProgress | None = None,
-    notes: list[str] | None = None,
+    model: TextModel, sentences: Sequence[Sequence[str]], notes: list[str]
 ) -> list[list[tuple[str, float]]]:
     """The tag of each word and its probability, predicted at the word's first token.
 
@@ -226,7 +201,7 @@ def predict_tags(
     objective = TaggingObjective(
         encoded, model.tokenizer, max_length=max_sequence_length(model.config), too_long="split"
     )
-    if notes is not None and objective.counts.split:
+    if objective.counts.split:
         notes.append(f"{objective.counts.split:,} texts were read in windows of {objective.max_lengths[0]:,} tokens")
     windows = np.arange(objective.num_examples(EpochRng(0)))
     examples = objective.build(windows, EpochRng(0))
@@ -234,7 +209,7 @@ def predict_tags(
     batched = ExampleBatches(model, examples, objective.pad_token_id)
     assert batched.labels is not None
     with eval_mode(model.network):
-        for chosen in batches(examples.lengths, batch_size, progress):
+        for chosen in batched.batches():
             x, _ = batched.hidden(chosen)
             probabilities = at_least_float32(model.network.head.project(x)).softmax(-1)
             best, class_id = (part.cpu().numpy() for part in probabilities.max(-1))
@@ -292,14 +267,7 @@ class TagTask(RecordTask):
         '{"tokens": ["Anna", "sleeps"], "tags": ["B-PER", "O"]}, or tokens=FILE tags=FILE with spaces between them'
     )
 
-    def decode(
-        self,
-        model: TextModel,
-        texts: Sequence[str | Sequence[str]],
-        options: TaskOptions,
-        batch_size: int,
-        progress: OnProgress | None = None,
-    ) -> list[TaggedText]:
+    def decode(self, model: TextModel, texts: Sequence[str | Sequence[str]], options: TaskOptions) -> list[TaggedText]:
         """The words of each text with their tags. A string is split into words; a list of words is used as it is.
 
         A list of words becomes a text with one space between words. Character offsets refer to that text.
@@ -307,7 +275,7 @@ class TagTask(RecordTask):
         joined = [text if isinstance(text, str) else " ".join(text) for text in texts]
         spans = [split_words(text) if isinstance(text, str) else word_spans(text) for text in texts]
         sentences = [[text[start:end] for start, end in words] for text, words in zip(joined, spans, strict=True)]
-        predictions = predict_tags(model, sentences, batch_size, progress)
+        predictions = predict_tags(model, sentences, [])
         has_entities = metrics.is_entity_tagging(class_names(model.config))
         results = []
         for text, words, tags in zip(joined, spans, predictions, strict=True):
@@ -321,7 +289,6 @@ class TagTask(RecordTask):
     def select(
         self, config: Config, records: Sequence[Record], options: ClassifyEvaluation, notes: list[str]
     ) -> list[Record]:
-        """The records with one tag for each word."""
         usable = select_usable(records, notes, tokens=list, tags=list)
         aligned = [one for one in usable if len(one.fields["tokens"]) == len(one.fields["tags"]) > 0]
         problem = "the numbers of words and tags differ or are 0"
@@ -338,8 +305,7 @@ class TagTask(RecordTask):
             notes.append(f"tags that the model does not have, counted as wrong: {format_names(unknown)}")
         return aligned
 
-    def find_scorer(self, config: Config, records: Sequence[Record], beam: int = 1) -> "TagScorer":
-        """A scorer of entities if the tags are BIO tags (B-PER, I-PER, O), else of words."""
+    def find_scorer(self, config: Config, records: Sequence[Record]) -> TagScorer:
         return TagScorer(class_names(config))
 
 

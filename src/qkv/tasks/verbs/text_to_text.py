@@ -15,7 +15,6 @@ from qkv.data.records import Record
 from qkv.decode import GenerationOptions
 from qkv.errors import QkvError
 from qkv.models import Config
-from qkv.progress import OnProgress
 from qkv.tasks import metrics
 from qkv.tasks.baselines import copy_first_sentence, copy_source, predict_nearest
 from qkv.tasks.evaluation import EvaluationOptions, select_usable
@@ -132,8 +131,7 @@ class TextScorer(TaskScorer):
         "nearest source's target (BM25)": Baseline(predict_nearest),
     }
 
-    def __init__(self, records: Sequence[Record], beam: int = 1) -> None:
-        self.beam = beam
+    def __init__(self, records: Sequence[Record]) -> None:
         self.targets_by_source: dict[str, list[str]] = {}
         for record in records:
             if has_texts(record, "source", "target"):
@@ -144,26 +142,15 @@ class TextScorer(TaskScorer):
 
     @property
     def default_metrics(self) -> Sequence[str]:
-        """The metrics that are useful for these targets."""
         return default_metrics(self.targets_by_source)
 
     def is_usable(self, record: Record) -> bool:
-        """Source and target."""
         return has_texts(record, "source", "target")
 
     def expected(self, record: Record) -> str:
-        """The target."""
         return str(record.fields["target"])
 
-    def predict(
-        self,
-        model: TextModel,
-        records: Sequence[Record],
-        options: Any = None,
-        notes: list[str] | None = None,
-    ) -> list[Prediction]:
-        """The generated texts, and the mean probability of their tokens."""
-        options, notes = options or TextToTextEvaluation(batch_size=32, beam=self.beam), [] if notes is None else notes
+    def predict(self, model: TextModel, records: Sequence[Record], options: Any, notes: list[str]) -> list[Prediction]:
         tokenizer, config = model.tokenizer, model.config
         max_tokens = options.max_tokens or max_target_tokens(tokenizer, [*map(self.expected, records)]) * 3 // 2 + 8
         max_tokens = limit_new_tokens(config, max_tokens)
@@ -180,7 +167,7 @@ class TextScorer(TaskScorer):
                 "piece, but m.translate and qkv run read sentence by sentence"
             )
         generation = GenerationOptions(max_tokens=max_tokens, beam=options.beam, tap=model.tap, **options.generation)
-        results = generate_batched(model.network, tokenizer, prompts, generation, options.batch_size, options.progress)
+        results = generate_batched(model, prompts, generation)
         if num_cut := sum(result.finish_reason == "length" for result in results):
             notes.append(f"{num_cut:,} of {len(results):,} predictions were cut off at {max_tokens} tokens")
         by_source = dict(zip(sources, results, strict=True))
@@ -208,7 +195,6 @@ class TextScorer(TaskScorer):
         return [metrics.answer_f1([ours], [[theirs]]) for ours, theirs in pairs]
 
     def signatures(self, names: Sequence[str]) -> Mapping[str, str]:
-        """How BLEU, chrF, TER and ROUGE were computed."""
         return metrics.metric_signatures(names) | metrics.rouge_signatures(names)
 
     def choose_metric(self, name: str) -> None:
@@ -282,15 +268,11 @@ class TextToText(RecordTask):
         make_generation_options(others, sorted(own))  # an error before anything runs
         return replace(super().make_options(given), generation=others)
 
-    def select(
-        self, config: Config, records: Sequence[Record], options: TextToTextEvaluation, notes: list[str]
-    ) -> list[Record]:
-        """The records with a source and a target."""
+    def select(self, config: Config, records: Sequence[Record], options: Any, notes: list[str]) -> list[Record]:
         return select_usable(records, notes, source=str, target=str)
 
-    def find_scorer(self, config: Config, records: Sequence[Record], beam: int = 1) -> "TextScorer":
-        """A scorer by BLEU, or by exact match if targets are short."""
-        return TextScorer(records, beam)
+    def find_scorer(self, config: Config, records: Sequence[Record]) -> TextScorer:
+        return TextScorer(records)
 
 
 class TranslateTask(TextToText):
@@ -312,29 +294,11 @@ class TranslateTask(TextToText):
         may_have_characters=True,
     )
 
-    def decode(
-        self,
-        model: TextModel,
-        texts: Sequence[str],
-        options: TranslateOptions,
-        batch_size: int,
-        progress: OnProgress | None = None,
-    ) -> list[GeneratedText]:
+    def decode(self, model: TextModel, texts: Sequence[str], options: TranslateOptions) -> list[GeneratedText]:
         """Translate texts of any length. Line breaks are kept."""
         from qkv.tasks.run.translation import parts
 
-        return parts.translate(
-            model,
-            texts,
-            sentences=options.sentences,
-            top=options.top,
-            align=options.align,
-            prefix=options.prefix,
-            prompt=options.prompt,
-            batch_size=batch_size,
-            progress=progress,
-            **options.generation_values(),
-        )
+        return parts.translate(model, texts, options)
 
 
 class SummariseTask(TextToText):
@@ -359,27 +323,11 @@ class SummariseTask(TextToText):
         metric="rougeL",
     )
 
-    def decode(
-        self,
-        model: TextModel,
-        texts: Sequence[str],
-        options: SummariseOptions,
-        batch_size: int,
-        progress: OnProgress | None = None,
-    ) -> list[GeneratedText]:
+    def decode(self, model: TextModel, texts: Sequence[str], options: SummariseOptions) -> list[GeneratedText]:
         """Summarise texts of any length."""
         from qkv.tasks.run.translation import parts
 
-        return parts.summarise(
-            model,
-            texts,
-            top=options.top,
-            too_long=options.too_long,
-            prompt=options.prompt,
-            batch_size=batch_size,
-            progress=progress,
-            **options.generation_values(),
-        )
+        return parts.summarise(model, texts, options)
 
 
 TRANSLATE = TranslateTask()

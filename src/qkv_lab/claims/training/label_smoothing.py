@@ -63,7 +63,7 @@ def run(experiment: Experiment) -> Iterator[Point]:
                 "train.lr": 3e-3,
             }
             trained = experiment.train(f"{size} {smoothing}", keys)
-            model = TextModel(trained.network, trained.tokenizer, trained.config)
+            model = TextModel(trained.network, trained.tokenizer, trained.config, batch_size=64)
             yield from evaluate(model, test, series, smoothing)
 
 
@@ -81,7 +81,7 @@ def evaluate(model: TextModel, test: list[dict[str, str]], series: str, smoothin
     """The measures on test texts. The temperature, which qkv fits on validation data, is a series by itself."""
     names = {name: number for number, name in enumerate(class_names(model.config))}
     expected = np.array([names[text["label"]] for text in test])
-    logits, _ = compute_logits(model, [text["text"] for text in test], 64)
+    logits, _ = compute_logits(model, [text["text"] for text in test])
     plain = replace(model.config, head=replace(model.config.head, temperature=1.0))
     probabilities = class_probabilities(plain, logits)
     yield Point(CALIBRATION, series, smoothing, calibration_error(probabilities, expected))

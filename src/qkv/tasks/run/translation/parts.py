@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qkv.decode import GenerationOptions
 from qkv.decode.result import FinishReason
@@ -21,6 +21,9 @@ from qkv.tasks.run.translation.processors import Part, TextProcessor, find_proce
 from qkv.tasks.text_model import TextModel
 from qkv.text.sentences import CharSpan, fit_spans, split_sentences, split_to_fit
 
+if TYPE_CHECKING:
+    from qkv.tasks.verbs.text_to_text import SummariseOptions, TextToTextOptions, TranslateOptions
+
 log = logging.getLogger("qkv")
 
 EXTRA_TOKENS = 16
@@ -28,30 +31,17 @@ EXTRA_TOKENS = 16
 NO_SPACE = "。！？、，」』）"  # no space follows these
 
 
-def translate(
-    model: TextModel,
-    texts: Sequence[str],
-    *,
-    sentences: bool | None = None,
-    top: int = 1,
-    align: bool = False,
-    prefix: str = "",
-    prompt: str = "",
-    batch_size: int = 64,
-    progress: OnProgress | None = None,
-    **options: Any,
-) -> list[GeneratedText]:
-    """Translate each text, sentence by sentence, or in one piece if `sentences` is false.
+def translate(model: TextModel, texts: Sequence[str], options: "TranslateOptions") -> list[GeneratedText]:
+    """Translate each text, sentence by sentence, or in one piece if `options.sentences` is false.
 
     By default, a text that fits is read in one piece if the model was trained on other texts than sentences. A sentence
     that is too long for the model is split after a clause or a word. The model's text processor
     (`translation/processors.py`) may copy parts of a sentence, or give them to the model in another form.
 
-    `top` above 1 adds the other hypotheses of a beam search with at least that many beams; if there are several
-    sentences, to each result in `.parts`. `align` adds the source word of each word. `prefix` is how the first
-    translated sentence must begin, up to the end of a word. `prompt` is put before every sentence, for models that were
-    trained with one ("translate English to German: "). `options` are the fields of `qkv.decode.GenerationOptions`.
+    If there are several sentences, the other hypotheses of a beam search are those of each result in `.parts`. The
+    prefix is how the first translated sentence must begin, up to the end of a word.
     """
+    prompt, sentences = options.prompt, options.sentences
     fits, processor = fits_into(model, prompt), find_processor(model)
     reads_sentences = model.config.reads_sentences is not False
 
@@ -67,21 +57,20 @@ def translate(
 
     def generate(chosen: Sequence[Part], progress: OnProgress | None = None) -> None:
         read = [part for part in chosen if part.has_letters]
-        generate_parts(model, read, prompt, with_beams(options, top), batch_size, progress)
+        generate_parts(replace(model, progress=progress), read, options)
         for part in chosen:
             part.result = part.result or GeneratedText(part.source, part.source, 0.0, "end", [])
-            finish_part(model, processor, part, prompt, align)
+            finish_part(model, processor, part, prompt, options.align)
 
-    processor.prepare(
-        list(filter(is_split, texts)),
-        lambda others: translate(model, others, sentences=True, prompt=prompt, batch_size=batch_size, **options),
-    )
+    plain = replace(options, sentences=True, top=1, align=False, prefix="")
+    quiet = replace(model, progress=None)
+    processor.prepare(list(filter(is_split, texts)), lambda others: translate(quiet, others, plain))
     parts = [split(text) for text in texts]
     for several in parts:
         if several:
-            several[0].prefix = prefix.rstrip()
+            several[0].prefix = options.prefix.rstrip()
     flat = [part for several in parts for part in several]
-    generate(flat, progress)
+    generate(flat, model.progress)
     processor.improve(flat, generate)
     return [join_parts(text, several, keep_gaps=True) for text, several in zip(texts, parts, strict=True)]
 
@@ -97,23 +86,13 @@ def finish_part(model: TextModel, processor: TextProcessor, part: Part, prompt: 
     part.result = processor.finish(part, part.result, lambda one: find_links(one.text, tuple(one.ids)), align=align)
 
 
-def summarise(
-    model: TextModel,
-    texts: Sequence[str],
-    *,
-    top: int = 1,
-    too_long: str = "split",
-    prompt: str = "",
-    batch_size: int = 16,
-    progress: OnProgress | None = None,
-    **options: Any,
-) -> list[GeneratedText]:
+def summarise(model: TextModel, texts: Sequence[str], options: "SummariseOptions") -> list[GeneratedText]:
     """Summarise each text.
 
-    If a text is too long for the model, `too_long` decides: "split" summarises part by part and joins the summaries;
-    "truncate" summarises the first part only; "error" refuses. The other options are those of `translate`.
+    If a text is too long for the model, `options.too_long` decides: "split" summarises part by part and joins the
+    summaries; "truncate" summarises the first part only; "error" refuses.
     """
-    fits = fits_into(model, prompt)
+    fits, too_long = fits_into(model, options.prompt), options.too_long
     truncated: list[str] = []
 
     def split(text: str) -> list[CharSpan]:
@@ -132,7 +111,7 @@ def summarise(
     if truncated:
         log.warning(f"{len(truncated):,} of {len(texts):,} texts are too long: only their beginnings were summarised")
     flat = [part for several in parts for part in several]
-    generate_parts(model, flat, prompt, with_beams(options, top), batch_size, progress)
+    generate_parts(model, flat, options)
     return [join_parts(text, several, keep_gaps=False) for text, several in zip(texts, parts, strict=True)]
 
 
@@ -149,34 +128,28 @@ def whole_span(text: str) -> list[CharSpan]:
     return [(start, len(text.rstrip()))] if text.strip() else []
 
 
-def with_beams(options: dict[str, Any], top: int) -> dict[str, Any]:
+def with_beams(values: dict[str, Any], top: int) -> dict[str, Any]:
     """The options of a search that returns `top` hypotheses."""
     if top == 1:
-        return options
-    if options.get("temperature"):
+        return values
+    if values.get("temperature"):
         raise UsageError(f"top = {top} needs a beam search, which does not sample; leave out the temperature")
-    return {**options, "beam": max(top, options.get("beam", 1)), "num_return_sequences": top}
+    return {**values, "beam": max(top, values.get("beam", 1)), "num_return_sequences": top}
 
 
-def generate_parts(
-    model: TextModel,
-    parts: Sequence[Part],
-    prompt: str,
-    options: dict[str, Any],
-    batch_size: int,
-    progress: OnProgress | None,
-) -> None:
+def generate_parts(model: TextModel, parts: Sequence[Part], options: "TextToTextOptions") -> None:
     """Generate the result of each part. Parts with the same prefix are generated together."""
     tokenizer, config = model.tokenizer, model.config
+    values = with_beams(options.generation_values(), options.top)
     for prefix in dict.fromkeys(part.prefix for part in parts):
         chosen = [part for part in parts if part.prefix == prefix]
-        sources = [prompt_ids(tokenizer, config, prompt + part.source) for part in chosen]
+        sources = [prompt_ids(tokenizer, config, options.prompt + part.source) for part in chosen]
         prefix_ids = tokenizer.target.encode(prefix, add_special_tokens=False)
-        generation = make_generation_options({**options, "prefix": prefix_ids, "tap": model.tap})
+        generation = make_generation_options({**values, "prefix": prefix_ids, "tap": model.tap})
         limits = [limit_new_tokens(config, default_max_tokens(len(one)), 1 + len(prefix_ids)) for one in sources]
-        if "max_tokens" in options:
+        if "max_tokens" in values:
             limits = []
-        results = generate_batched(model.network, tokenizer, sources, generation, batch_size, progress, limits)
+        results = generate_batched(model, sources, generation, limits)
         for part, result in zip(chosen, results, strict=True):
             for one in (result, *result.alternatives) if prefix_ids else ():
                 one.ids = [*prefix_ids, *one.ids]
