@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qkv.decode import GenerationOptions
 from qkv.decode.result import FinishReason
@@ -17,12 +17,10 @@ from qkv.progress import OnProgress
 from qkv.tasks.run.generate import generate_batched, limit_new_tokens, make_generation_options, prompt_ids
 from qkv.tasks.run.generated_text import GeneratedText, WordLink
 from qkv.tasks.run.translation.align import align_words
+from qkv.tasks.run.translation.options import SummariseOptions, TextToTextOptions, TranslateOptions
 from qkv.tasks.run.translation.processors import Part, TextProcessor, find_processor
 from qkv.tasks.text_model import TextModel
 from qkv.text.sentences import CharSpan, fit_spans, split_sentences, split_to_fit
-
-if TYPE_CHECKING:
-    from qkv.tasks.verbs.text_to_text import SummariseOptions, TextToTextOptions, TranslateOptions
 
 log = logging.getLogger("qkv")
 
@@ -31,7 +29,7 @@ EXTRA_TOKENS = 16
 NO_SPACE = "。！？、，」』）"  # no space follows these
 
 
-def translate(model: TextModel, texts: Sequence[str], options: "TranslateOptions") -> list[GeneratedText]:
+def translate(model: TextModel, texts: Sequence[str], options: TranslateOptions) -> list[GeneratedText]:
     """Translate each text, sentence by sentence, or in one piece if `options.sentences` is false.
 
     By default, a text that fits is read in one piece if the model was trained on other texts than sentences. A sentence
@@ -86,7 +84,7 @@ def finish_part(model: TextModel, processor: TextProcessor, part: Part, prompt: 
     part.result = processor.finish(part, part.result, lambda one: find_links(one.text, tuple(one.ids)), align=align)
 
 
-def summarise(model: TextModel, texts: Sequence[str], options: "SummariseOptions") -> list[GeneratedText]:
+def summarise(model: TextModel, texts: Sequence[str], options: SummariseOptions) -> list[GeneratedText]:
     """Summarise each text.
 
     If a text is too long for the model, `options.too_long` decides: "split" summarises part by part and joins the
@@ -137,7 +135,7 @@ def with_beams(values: dict[str, Any], top: int) -> dict[str, Any]:
     return {**values, "beam": max(top, values.get("beam", 1)), "num_return_sequences": top}
 
 
-def generate_parts(model: TextModel, parts: Sequence[Part], options: "TextToTextOptions") -> None:
+def generate_parts(model: TextModel, parts: Sequence[Part], options: TextToTextOptions) -> None:
     """Generate the result of each part. Parts with the same prefix are generated together."""
     tokenizer, config = model.tokenizer, model.config
     values = with_beams(options.generation_values(), options.top)
