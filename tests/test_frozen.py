@@ -92,7 +92,8 @@ OPTIONS = {
         "--valid",
     ],
     "serve": [
-        *("--allowed-hosts", "--body-seconds", "--cache-mib", "--cors-origins", "--device", "--drain-seconds"),
+        *("--allowed-hosts", "--body-seconds", "--cache-mib", "--constraint-seconds", "--cors-origins", "--device"),
+        "--drain-seconds",
         *("--dtype", "--gather-seconds", "--host", "--insecure", "--json", "--keys", "--log-file"),
         *("--log-texts", "--max-body-bytes", "--max-choices", "--max-chunks-per-second", "--max-connections"),
         *("--max-queue", "--max-sequences", "--max-texts", "--max-tokens", "--max-trace-bytes", "--min-free-mib"),

@@ -40,12 +40,15 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
                     assert answer.startswith("{")
 
 
+SECONDS = ("body_seconds", "constraint_seconds", "drain_seconds", "request_seconds")
+
+
 def test_the_page_lists_every_limit() -> None:
     rows = dict(re.findall(r"^\| `--([a-z-]+)` \| ([0-9,]+) \|", PAGE, re.MULTILINE))
     limits = {
         name: value
         for name, value in vars(ServeSettings()).items()
-        if name.startswith(("max_", "min_")) or name in ("body_seconds", "request_seconds", "drain_seconds")
+        if name.startswith(("max_", "min_")) or name in SECONDS
     }
     limits = {name: value for name, value in limits.items() if name not in ("max_sequences", "max_chunks_per_second")}
     assert {name.replace("-", "_"): float(value.replace(",", "")) for name, value in rows.items()} == limits

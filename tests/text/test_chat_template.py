@@ -11,6 +11,7 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from qkv.errors import QkvError, UsageError
+from qkv.sandbox import ProcessLimits, Sandbox
 from qkv.text import Tokenizer, chat_renderer
 from qkv.text.chat_template import JinjaChatTemplate
 
@@ -149,15 +150,16 @@ def test_templates_that_fail_are_clear_errors(template: str, tokenizer: Tokenize
         "{{ 'x' * 99999999999 }}",
     ],
 )
-def test_endless_and_huge_templates_are_stopped(
-    template: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(chat_renderer, "MAX_SECONDS", 1)
-    monkeypatch.setattr(chat_renderer, "MAX_BYTES", 2**28)
+def test_endless_and_huge_templates_are_stopped(template: str, tokenizer: Tokenizer) -> None:
+    limits = ProcessLimits(max_seconds=1, max_bytes=2**28, max_wall_seconds=60)
+    renderer = chat_renderer.ChatRenderer(Sandbox(chat_renderer.WORKER, limits))
+    chat_template = JinjaChatTemplate(tokenizer, template)
+    chat_template.render = renderer.render
     began = time.monotonic()
     with pytest.raises(QkvError, match="cannot be rendered"):
-        JinjaChatTemplate(tokenizer, template).encode(user("a"))
-    assert time.monotonic() - began < chat_renderer.MAX_WALL_SECONDS
+        chat_template.encode(user("a"))
+    renderer.close()
+    assert time.monotonic() - began < limits.max_wall_seconds
 
 
 def test_the_plain_template_is_a_choice(tokenizer: Tokenizer) -> None:
@@ -208,22 +210,22 @@ def test_one_process_renders_many_templates_and_is_replaced_when_it_ends() -> No
     process = chat_renderer.ChatRenderer()
     try:
         assert [process.render("{{ a }}!", [{"a": i}]) for i in range(3)] == [["0!"], ["1!"], ["2!"]]
-        first = process._process
+        first = process.sandbox._process
         assert "unexpected end of template" in str(process.render("{{ a", [{}])[0])
-        assert process._process is first
+        assert process.sandbox._process is first
         assert first is not None
         first.kill()
         first.wait()
         assert process.render("{{ a }}?", [{"a": "é\n"}]) == ["é\n?"]
-        assert process._process is not first
+        assert process.sandbox._process is not first
     finally:
         process.close()
 
 
 def test_of_many_chats_only_the_one_that_ends_the_process_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     process = chat_renderer.ChatRenderer()
-    ask = process._ask
-    monkeypatch.setattr(process, "_ask", lambda request: [] if b"endless" in request else ask(request))
+    ask = process.sandbox._ask
+    monkeypatch.setattr(process.sandbox, "_ask", lambda request: [] if b"endless" in request else ask(request))
     try:
         first, endless, last = process.render("{{ a }}!", [{"a": "one"}, {"a": "endless"}, {"a": "two"}])
         assert [first, last] == ["one!", "two!"]
@@ -237,7 +239,7 @@ def test_after_an_interruption_the_next_caller_gets_its_own_text(error: type[Bas
     process = chat_renderer.ChatRenderer()
     try:
         process.render("{{ a }}", [{"a": "before"}])
-        first = process._process
+        first = process.sandbox._process
         assert first is not None
         pipe = first.stdout
 

@@ -40,6 +40,8 @@ class ServeSettings:
     """Maximum time to receive the body of a request."""
     request_seconds: float = 300.0
     """Maximum time to answer a request."""
+    constraint_seconds: float = 10.0
+    """Maximum time to compile the constraint of a request."""
     max_queue: int = 256
     """Maximum number of unfinished generations of a model; further requests get a 429."""
     max_connections: int = 1024

@@ -14,18 +14,26 @@ R sequences, V vocabulary
 
 import json
 from collections import OrderedDict
+from pathlib import Path
+from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from qkv.decode.constrained.bounds import check_grammar, check_repetitions, check_schema
 from qkv.decode.constrained.token_bytes import TokenBytes
 from qkv.errors import QkvError, UsageError
+from qkv.sandbox import ProcessLimits, shared_sandbox
 from qkv.text import Tokenizer
 
-MIN_STATE_CACHE_SIZE = 256
+WORKER = Path(__file__).with_name("constraint_worker.py")
+CHECK_LIMITS = ProcessLimits(max_seconds=2, max_bytes=2**27, max_wall_seconds=30.0)
+TokenMask = np.ndarray[Any, np.dtype[np.bool_]]
+MIN_STATE_CACHE_SIZE = 32
 """At most this many states stay cached, or four per sequence if that is more. The oldest are dropped, and recomputed
 when needed."""
 
@@ -38,9 +46,9 @@ def regex(pattern: str) -> "GrammarConstraint":
     >>> regex("(yes|no)")
     GrammarConstraint('the regular expression (yes|no)')
     """
-    return GrammarConstraint(
-        f"the regular expression {pattern}", _import_llguidance().LLMatcher.grammar_from_regex(pattern)
-    )
+    name = f"the regular expression {pattern}"
+    check_repetitions(name, pattern)
+    return GrammarConstraint(name, _import_llguidance().LLMatcher.grammar_from_regex(pattern))
 
 
 def json_schema(schema: str | dict[str, Any] | bool, *, max_whitespace: int = 32) -> "GrammarConstraint":
@@ -58,6 +66,7 @@ def json_schema(schema: str | dict[str, Any] | bool, *, max_whitespace: int = 32
         raise UsageError(
             f"the JSON schema is not JSON itself: {error}; pass a dictionary, or a string that json.loads can read"
         ) from error
+    check_schema(schema)
     between = (
         {"whitespace_pattern": rf"[ \n\r\t]{{1,{max_whitespace}}}"}
         if max_whitespace > 0
@@ -72,6 +81,7 @@ def json_schema(schema: str | dict[str, Any] | bool, *, max_whitespace: int = 32
 
 def grammar(lark_grammar: str) -> "GrammarConstraint":
     """Constrain the whole text to the rule `start` of this grammar, in llguidance's variant of Lark's syntax."""
+    check_grammar(lark_grammar)
     return GrammarConstraint("the grammar", _import_llguidance().LLMatcher.grammar_from_lark(lark_grammar))
 
 
@@ -89,18 +99,21 @@ class GrammarConstraint:
     """A constraint for `GenerationOptions.constraint`. It works with any tokenizer."""
 
     def __init__(self, name: str, grammar: str) -> None:
+        """Check the grammar in a process of its own, because it could crash the native library."""
         self.name, self.grammar = name, grammar
-        message = _import_llguidance().LLMatcher.validate_grammar(grammar)
-        if message:
-            raise UsageError(f"{name} is not a valid constraint: {_first_part(message)}")
+        self._matchers: dict[ConstraintVocabulary, Matchers] = {}
+        _import_llguidance()
+        (found,) = shared_sandbox(WORKER, CHECK_LIMITS).run(None, [grammar])
+        if "error" in found:
+            raise UsageError(f"{name} cannot be compiled: {found['error']}; make it smaller")
+        if found["result"]:
+            raise UsageError(f"{name} is not a valid constraint: {_first_part(found['result'])}")
 
     def __repr__(self) -> str:
         return f"GrammarConstraint({self.name!r})"
 
-    def make_processor(
-        self, tokenizer: Tokenizer | None, eos_token_ids: tuple[int, ...], prompt_length: int
-    ) -> "ConstraintProcessor":
-        """Return the logits processor for one batch, whose generated tokens start at column `prompt_length`."""
+    def compile(self, tokenizer: Tokenizer | None, eos_token_ids: tuple[int, ...]) -> "Matchers":
+        """Return the matchers for a tokenizer. They are made at the first call, which may take a second."""
         if tokenizer is None:
             raise QkvError(
                 f"constraint = {self!r}: a constraint needs a tokenizer, and this model has none; "
@@ -111,66 +124,76 @@ class GrammarConstraint:
                 f"constraint = {self!r}: a constraint needs an end-of-sequence token, and this model's config has no "
                 "eos_token_ids; set eos_token_ids in the model's config"
             )
-        return ConstraintProcessor(self, tokenizer.target, eos_token_ids, prompt_length)
+        with _compile_lock:
+            vocabulary = constraint_vocabulary(tokenizer.target, eos_token_ids)
+            if vocabulary not in self._matchers:
+                self._matchers[vocabulary] = Matchers(self, vocabulary)
+            return self._matchers[vocabulary]
+
+    def make_processor(
+        self, tokenizer: Tokenizer | None, eos_token_ids: tuple[int, ...], prompt_length: int
+    ) -> "ConstraintProcessor":
+        """Return the logits processor for one batch, whose generated tokens start at column `prompt_length`."""
+        return ConstraintProcessor(self.compile(tokenizer, eos_token_ids), prompt_length)
+
+
+class Matchers:
+    """A constraint compiled for one vocabulary. All texts share it: each continues a copy of `later`."""
+
+    def __init__(self, constraint: GrammarConstraint, vocabulary: "ConstraintVocabulary") -> None:
+        """Raises an error if no token can be the first."""
+        matcher = _import_llguidance().LLMatcher
+        self.vocabulary = vocabulary
+        self.later = matcher(vocabulary.later, constraint.grammar, log_level=0)
+        first = matcher(vocabulary.first, constraint.grammar, log_level=0)
+        self.first_mask = self.allowed_tokens(first)
+        if not self.first_mask.any():
+            reason = _first_part(first.get_error()) or "no token can be the first"
+            raise QkvError(
+                f"no text of this tokenizer's tokens can match {constraint.name}: {reason}; "
+                "change the constraint, or use a tokenizer that has its characters"
+            )
+
+    def allowed_tokens(self, state: Any) -> TokenMask:
+        """Return a mask (V,) of the tokens that may follow. It is all False if none may."""
+        bits = np.frombuffer(state.compute_bitmask(), dtype=np.uint8)
+        if state.is_error():
+            return np.zeros(self.vocabulary.size, dtype=np.bool_)
+        return np.unpackbits(bits, count=self.vocabulary.size, bitorder="little").astype(np.bool_)
 
 
 class ConstraintProcessor:
     """A logits processor that allows only tokens after which the text can still match the constraint."""
 
-    def __init__(
-        self, constraint: GrammarConstraint, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], prompt_length: int
-    ) -> None:
-        self.constraint, self.tokenizer = constraint, tokenizer
-        self.eos_token_ids, self.prompt_length = eos_token_ids, prompt_length
-        self._vocabulary: ConstraintVocabulary | None = None  # made at the first call, from the size of the logits
+    def __init__(self, matchers: Matchers, prompt_length: int) -> None:
+        self.matchers, self.prompt_length = matchers, prompt_length
         # From generated tokens to the matcher after them, or to None if they do not match.
         self._states: OrderedDict[tuple[int, ...], Any] = OrderedDict()
 
     def __call__(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        if self._vocabulary is None:
-            self._vocabulary = self._start_matchers(
-                constraint_vocabulary(self.tokenizer, logits.shape[1], self.eos_token_ids)
-            )
         generated = [tuple(ids) for ids in tokens[:, self.prompt_length :].tolist()]
-        allowed = torch.from_numpy(
-            np.stack([self._allowed_tokens(ids, self._vocabulary) for ids in generated])
-        )  # (R, V)
+        masks = torch.from_numpy(np.stack([self._allowed_tokens(ids) for ids in generated]))
         while len(self._states) > max(MIN_STATE_CACHE_SIZE, 4 * len(generated)):
             self._states.popitem(last=False)
+        # The ids of a padded vocabulary have no token.
+        allowed = F.pad(masks, (0, logits.shape[1] - masks.shape[1]), value=False)  # (R, V)
         return logits.masked_fill(~allowed.to(logits.device), float("-inf"))
 
-    def _start_matchers(self, vocabulary: "ConstraintVocabulary") -> "ConstraintVocabulary":
-        """Make the matchers for the first token and for later tokens. Raises an error if no token can be the first."""
-        matcher = _import_llguidance().LLMatcher
-        self._first_matcher = matcher(vocabulary.first, self.constraint.grammar, log_level=0)
-        self._later_matcher = matcher(vocabulary.later, self.constraint.grammar, log_level=0)
-        if not self._allowed_tokens((), vocabulary).any():
-            reason = _first_part(self._first_matcher.get_error()) or "no token can be the first"
-            raise QkvError(
-                f"no text of this tokenizer's tokens can match {self.constraint.name}: {reason}; "
-                "change the constraint, or use a tokenizer that has its characters"
-            )
-        return vocabulary
-
-    def _allowed_tokens(
-        self, generated: tuple[int, ...], vocabulary: "ConstraintVocabulary"
-    ) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-        """Return a mask (V,) of the tokens that may follow. It is all False if none may."""
-        state = self._state(generated, vocabulary) if generated else self._first_matcher
+    def _allowed_tokens(self, generated: tuple[int, ...]) -> TokenMask:
+        if not generated:
+            return self.matchers.first_mask
+        state = self._state(generated)
         if state is None:
             # Only placeholders violate the constraint, such as beams with a score of −∞. They cannot win: allow all.
-            return np.ones(vocabulary.size, dtype=np.bool_)
-        bits = np.frombuffer(state.compute_bitmask(), dtype=np.uint8)
-        if state.is_error():
-            return np.zeros(vocabulary.size, dtype=np.bool_)
-        return np.unpackbits(bits, count=vocabulary.size, bitorder="little").astype(np.bool_)
+            return np.ones(self.matchers.vocabulary.size, dtype=np.bool_)
+        return self.matchers.allowed_tokens(state)
 
-    def _state(self, generated: tuple[int, ...], vocabulary: "ConstraintVocabulary") -> Any:
+    def _state(self, generated: tuple[int, ...]) -> Any:
         """Return the matcher after these tokens. It continues from the longest cached prefix: all tokens but a few."""
-        num_cached = len(generated)
+        vocabulary, num_cached = self.matchers.vocabulary, len(generated)
         while num_cached and generated[:num_cached] not in self._states:
             num_cached -= 1
-        state = self._states[generated[:num_cached]] if num_cached else self._later_matcher
+        state = self._states[generated[:num_cached]] if num_cached else self.matchers.later
         if num_cached < len(generated) and state is not None:
             state = state.deep_copy()
             for index in range(num_cached, len(generated)):
@@ -190,9 +213,12 @@ class ConstraintVocabulary:
     256 added tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
-        self.size, self.eos_token_ids = vocab_size, eos_token_ids
-        self.token_bytes = TokenBytes(tokenizer, vocab_size)
+    def __init__(self, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]) -> None:
+        self.size, self.eos_token_ids = (
+            max(tokenizer.vocab_size, *(token + 1 for token in eos_token_ids)),
+            eos_token_ids,
+        )
+        self.token_bytes = TokenBytes(tokenizer, self.size)
         self.later = self._make_matcher_tokenizer(self.token_bytes.later_bytes, at_start=False)
         self.first = (
             self.later
@@ -231,19 +257,16 @@ class TokenizerAdapter:
         return self._token_bytes.tokenize(data, at_start=self._at_start)
 
 
-_vocabularies: WeakKeyDictionary[Tokenizer, dict[tuple[int, tuple[int, ...]], ConstraintVocabulary]] = (
-    WeakKeyDictionary()
-)
+_vocabularies: WeakKeyDictionary[Tokenizer, dict[tuple[int, ...], ConstraintVocabulary]] = WeakKeyDictionary()
+_compile_lock = Lock()  # protects `_vocabularies` and `GrammarConstraint._matchers`
 
 
-def constraint_vocabulary(
-    tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]
-) -> ConstraintVocabulary:
+def constraint_vocabulary(tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]) -> ConstraintVocabulary:
     """Return the cached vocabulary of a tokenizer. Making one takes about a second if it is large."""
     cached = _vocabularies.setdefault(tokenizer, {})
-    if (vocab_size, eos_token_ids) not in cached:
-        cached[vocab_size, eos_token_ids] = ConstraintVocabulary(tokenizer, vocab_size, eos_token_ids)
-    return cached[vocab_size, eos_token_ids]
+    if eos_token_ids not in cached:
+        cached[eos_token_ids] = ConstraintVocabulary(tokenizer, eos_token_ids)
+    return cached[eos_token_ids]
 
 
 def _first_part(message: str) -> str:

@@ -4,15 +4,16 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal
 
 from qkv.decode import GenerationOptions, TokenLogprob
+from qkv.decode.constrained.constraints import GrammarConstraint
 from qkv.decode.result import FinishReason
 from qkv.serve.http.api_error import ApiError
 from qkv.serve.http.endpoint import Call
-from qkv.serve.routes.generation_body import GenerationBody, make_options
+from qkv.serve.routes.generation_body import GenerationBody, has_constraint, make_constraint, make_options
 from qkv.serve.running.engine_thread import EngineThread
 from qkv.serve.running.generation import Generation
 from qkv.serve.running.pool import ServedModel
@@ -20,6 +21,9 @@ from qkv.tasks.run.generate import prompt_ids
 
 LONG_TEXT = 2_000
 """Longer texts are tokenized in a thread, so that other requests need not wait."""
+
+CONSTRAINT_THREADS = ThreadPoolExecutor(2, thread_name_prefix="constraint")
+"""Compile constraints, so that many of them do not keep other requests from the default threads."""
 
 StopReason = Literal["stop", "length"]
 
@@ -93,27 +97,46 @@ async def submit_choices(
             400, f"{len(prompts)} prompts with n = {body.n}: max_choices = {settings.max_choices}; ask for fewer"
         )
     engine.check_room(count)
+    constraint = await compile_constraint(call, served, eos_token_ids)
     generations: list[Generation] = []
     try:
         for prompt in prompts:
             length = 1 if served.model.config.encoder is not None else len(prompt)
-            make = partial(make_options, body, settings, max_tokens=max_tokens, logprobs=logprobs, prompt_length=length)
-            options = await asyncio.to_thread(make) if has_constraint(body) else make()
-            options = replace(options, stop=(*options.stop, *extra_stop))
+            options = make_options(body, settings, max_tokens=max_tokens, logprobs=logprobs, prompt_length=length)
+            options = replace(options, stop=(*options.stop, *extra_stop), constraint=constraint)
             for i in range(body.n):
                 seed = None if body.seed is None else body.seed + i
                 seeded = replace(options, seed=seed)
-                generations.append(await engine.submit(prompt, seeded, eos_token_ids, is_streamed=body.stream))
+                generations.append(engine.submit(prompt, seeded, eos_token_ids, is_streamed=body.stream))
     except BaseException:
         cancel_choices(generations)
         raise
     return generations
 
 
-def has_constraint(body: GenerationBody) -> bool:
-    """Whether a request has a constraint, which takes time to compile."""
-    form = body.response_format
-    return body.regex is not None or body.grammar is not None or (form is not None and form.type != "text")
+async def compile_constraint(
+    call: Call, served: ServedModel, eos_token_ids: tuple[int, ...] | None
+) -> GrammarConstraint | None:
+    """Make the constraint of a request, and compile it for all its choices. The engine's thread need not wait."""
+    body: GenerationBody = call.body
+    if not has_constraint(body):
+        return None
+
+    def compile_now() -> GrammarConstraint:
+        constraint = make_constraint(body)
+        constraint.compile(served.model.tokenizer, eos_token_ids or served.model.config.eos_token_ids)
+        return constraint
+
+    seconds = call.server.settings.constraint_seconds
+    try:
+        async with asyncio.timeout(seconds):
+            return await asyncio.get_running_loop().run_in_executor(CONSTRAINT_THREADS, compile_now)
+    except TimeoutError:
+        raise ApiError(
+            503,
+            f"the constraint was not compiled within constraint_seconds = {seconds:g}; make it smaller, or try later",
+            retry_after=5,
+        ) from None
 
 
 def cancel_choices(generations: Sequence[Generation]) -> None:

@@ -79,7 +79,10 @@ class GenerationBody:
 def make_options(
     body: GenerationBody, settings: ServeSettings, *, max_tokens: int, logprobs: int, prompt_length: int
 ) -> GenerationOptions:
-    """Convert the fields of a request. `prompt_length` is the number of tokens before the generated ones."""
+    """Convert the fields of a request, without its constraint.
+
+    `prompt_length` is the number of tokens before the generated ones.
+    """
     if max_tokens > settings.max_tokens:
         raise ApiError(
             400,
@@ -98,25 +101,27 @@ def make_options(
         repetition_penalty=body.repetition_penalty,
         no_repeat_ngram_size=body.no_repeat_ngram_size,
         logits_processors=make_processors(body, prompt_length),
-        constraint=make_constraint(body),
         stop=stop,
         logprobs=logprobs,
     )
 
 
-def make_constraint(body: GenerationBody) -> GrammarConstraint | None:
-    """The constraint of a request, if it has one."""
+def has_constraint(body: GenerationBody) -> bool:
+    """Whether a request has a constraint, which takes time to compile."""
     form = body.response_format
-    wants_json = form is not None and form.type != "text"
-    if wants_json + (body.regex is not None) + (body.grammar is not None) > 1:
+    return body.regex is not None or body.grammar is not None or (form is not None and form.type != "text")
+
+
+def make_constraint(body: GenerationBody) -> GrammarConstraint:
+    """The constraint of a request that has one."""
+    form = body.response_format if body.response_format and body.response_format.type != "text" else None
+    if (form is not None) + (body.regex is not None) + (body.grammar is not None) > 1:
         raise ApiError(400, "response_format, regex and grammar exclude each other; leave out all but one")
     if body.regex is not None:
         return regex(body.regex)
     if body.grammar is not None:
         return grammar(body.grammar)
-    if form is None or not wants_json:
-        return None
-    if form.type == "json_object":
+    if form is None or form.type == "json_object":
         return json_schema({"type": "object"})
     if form.json_schema is None:
         raise ApiError(400, "response_format has the type json_schema, but no json_schema", param="response_format")

@@ -83,7 +83,7 @@ class EngineThread:
                 retry_after=1,
             )
 
-    async def submit(
+    def submit(
         self,
         prompt: Sequence[int],
         options: GenerationOptions,
@@ -91,16 +91,13 @@ class EngineThread:
         *,
         is_streamed: bool = False,
     ) -> Generation:
-        """Queue a generation. It runs in another thread for a moment if a constraint has to be compiled."""
+        """Queue a generation. Its constraint has been compiled."""
         self.check_room()
         generation = Generation(prompt, options, eos_token_ids, is_streamed=is_streamed, on_cancel=self.cancel)
         with self._lock:
             self._unfinished.add(generation)
         try:
-            if options.constraint is None:
-                self._submit(generation)
-            else:
-                await asyncio.to_thread(self._submit, generation)
+            self._submit(generation)
         except BaseException:
             self.cancel(generation)
             raise
