@@ -9,7 +9,7 @@ from qkv import Config, QkvError, UsageError
 from qkv.decode import WeightPrecision
 from qkv.decode.cpu.bfloat16 import ISA_VARIABLE, WITHOUT_AMX, supports_bfloat16
 from qkv.errors import suggest_name
-from qkv.models.runtime.memory import free_memory
+from qkv.models.runtime import free_memory
 from qkv.models.tables.summary import summarise_model
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}

@@ -15,7 +15,7 @@ import torch
 from qkv.decode import quantize
 from qkv.decode.cpu.bfloat16 import supports_bfloat16
 from qkv.models import Network
-from qkv.models.runtime.memory import free_memory
+from qkv.models.runtime import free_memory
 from qkv_bench.throughput import BenchProgress, BenchResult, Precision, PrecisionBench, measure_one_sequence
 
 WEIGHT_BITS: dict[Precision, int] = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 5}

@@ -22,7 +22,7 @@ import torch
 
 from qkv.decode import GenerationOptions, WeightPrecision, generate
 from qkv.models import Network
-from qkv.models.runtime.memory import free_memory
+from qkv.models.runtime import free_memory
 from qkv_bench.cost import Cost, prefill_cost, step_cost, weight_bytes
 from qkv_bench.engine import time_engine_step
 from qkv_bench.limits import Bound, MachineLimits, best_time, measure_limits, time_call

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.data import Batch, Loader
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 from qkv.tasks.prepare.prepare import PreparedRun
 from qkv.train.loss.training_module import TrainingModule, make_labelled_batch
 

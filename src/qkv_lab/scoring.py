@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from qkv import Tap, Tokenizer
 from qkv.inside import Edit, EditTap, check_edits
 from qkv.models import Network
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 
 BATCH_SIZE = 64
 

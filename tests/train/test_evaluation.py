@@ -15,7 +15,7 @@ from synthetic_data import OBJECTIVES
 from qkv.data.load.loader import Loader
 from qkv.data.stream.sequences import SequenceStream
 from qkv.models import Network
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 from qkv.train import evaluation
 from qkv.train.evaluation import Evaluator, ValidationLoss
 from qkv.train.loss.training_module import TrainingModule, make_labelled_batch

@@ -19,7 +19,7 @@ from qkv.inside.sites import require_blocks
 from qkv.inside.tokens import TokenList
 from qkv.inside.trace import Trace
 from qkv.models import Network
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 
 LENS_SITES = ("*.0.resid_pre", "*.resid_post")
 """The residual stream before the first layer and after each layer."""

@@ -25,7 +25,7 @@ from qkv.inside.forward import repeat_inputs
 from qkv.inside.sites import MATRIX_SITES, PER_HEAD_SITES, activation_of, check_sites, list_sites
 from qkv.inside.trace import LOGITS, Trace
 from qkv.models import Network
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 
 Metric = Callable[[Tensor], Tensor]
 """A function of the logits (B, T, V) that returns one number per sequence, (B,)."""

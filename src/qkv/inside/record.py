@@ -20,7 +20,7 @@ from qkv.inside.sites import MATRIX_SITES, PER_HEAD_SITES, activation_of, check_
 from qkv.inside.tokens import list_tokens
 from qkv.inside.trace import LOGITS, Trace
 from qkv.models import Config, Network
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 from qkv.text import Tokenizer
 
 DEFAULT_SITES = ("*.resid_pre", "*.resid_post", "*.state", "*pattern", LOGITS)

@@ -28,7 +28,7 @@ from qkv.inside.lens import check_vocabulary_head, lens_logits
 from qkv.inside.sites import require_blocks
 from qkv.inside.trace import open_tensors, read_weights, report_damage, write_tensors
 from qkv.models import Network
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 
 
 class TunedLens(nn.Module):

@@ -2,7 +2,7 @@
 
 config    an encoder, a decoder or both, and a head          network    what all families have in common
 encoder   decoder   seq2seq                                  families   config → network
-runtime/  checks of inputs, evaluation mode, memory
+runtime   checks of inputs, evaluation mode, memory
 tables/   published models: presets, config keys and tensor names; parameter and FLOP counts
 
 A config and the tables need no torch. The networks import it when they are first used.

@@ -11,7 +11,7 @@ from qkv.models.config import Config
 from qkv.models.decoder import Decoder
 from qkv.models.encoder import Encoder
 from qkv.models.network import Network
-from qkv.models.runtime.skip_init import SkipTorchInit
+from qkv.models.runtime import SkipTorchInit
 from qkv.models.seq2seq import Seq2Seq
 
 FAMILIES: dict[str, Callable[[Config], Network]] = {"encoder": Encoder, "decoder": Decoder, "seq2seq": Seq2Seq}

@@ -23,7 +23,7 @@ from qkv.blocks import (
 from qkv.blocks.front_ends import FRONT_ENDS
 from qkv.errors import UsageError
 from qkv.models.config import Config
-from qkv.models.runtime.length import check_length
+from qkv.models.runtime import check_length
 
 
 class Network(nn.Module):

@@ -9,8 +9,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from qkv.render.formatting import escape_controls, plain_table, truncate
+from qkv.tasks.metrics.labels import most_confused
 from qkv.tasks.metrics.notation import name_metric
-from qkv.tasks.metrics.report import most_confused
 from qkv.tasks.report import RunReport
 from qkv.tasks.report.diagnostics import capitalise, count_nouns
 from qkv.tasks.report.leakage import LeakageReport

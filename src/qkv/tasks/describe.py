@@ -17,7 +17,7 @@ from qkv.data.objectives.base import Objective
 from qkv.data.stream.collate import collate
 from qkv.data.stream.sequences import SequenceStream
 from qkv.errors import UsageError
-from qkv.models.runtime.memory import free_memory
+from qkv.models.runtime import free_memory
 from qkv.models.tables.summary import ModelSummary, summarise_model
 from qkv.progress import OnStage
 from qkv.tasks.prepare.memory import (

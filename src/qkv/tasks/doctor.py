@@ -16,7 +16,7 @@ from qkv.files import to_path
 from qkv.inside.doctor import Finding, Subject, random_batch, take_sequences
 from qkv.inside.doctor import examine as run_checks
 from qkv.models import Config, build
-from qkv.models.runtime.memory import free_memory
+from qkv.models.runtime import free_memory
 from qkv.models.tables import presets
 from qkv.progress import OnStage
 from qkv.store.bundled import bundled_folders

@@ -20,7 +20,7 @@ from qkv.data.records import Record
 from qkv.errors import QkvError, UsageError
 from qkv.files import to_path
 from qkv.models import Config, Network, build
-from qkv.models.runtime.memory import free_memory
+from qkv.models.runtime import free_memory
 from qkv.progress import OnProgress, OnStage
 from qkv.store.hub import resolve_folder
 from qkv.tasks.calibrate import calibrate

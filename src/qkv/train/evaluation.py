@@ -23,7 +23,7 @@ from qkv.data.load.batch import Batch
 from qkv.data.load.loader import Loader
 from qkv.data.stream.sequences import SequenceStream
 from qkv.models import Network
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 from qkv.progress import OnProgress
 from qkv.train.loss.training_module import make_labelled_batch
 from qkv.train.optim.averages import Ema

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from qkv.data.load.batch import Batch
 from qkv.data.load.loader import Loader
 from qkv.errors import QkvError
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 from qkv.train.checkpoint.folder import CheckpointFolder
 from qkv.train.final_weights import load_final_weights
 from qkv.train.optim.schedule import lr_at

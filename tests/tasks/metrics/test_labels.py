@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.tasks import metrics
-from qkv.tasks.metrics.answers import answer_words
+from qkv.tasks.metrics.text import answer_words
 
 pairs = st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("abcd")), min_size=1, max_size=40)
 

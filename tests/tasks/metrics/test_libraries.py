@@ -87,7 +87,7 @@ def test_rouge_by_hand() -> None:
 
 
 def test_rouge_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qkv.tasks.metrics.rouge.find_spec", lambda name: None)
+    monkeypatch.setattr("qkv.tasks.metrics.text.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'qkv\[rouge\]'"):
         metrics.rouge1(["a"], [["a"]])
 

@@ -25,7 +25,7 @@ from qkv.inside.autoencoder.model import SparseAutoencoder
 from qkv.inside.forward import Example, batched, inputs_at, make_inputs
 from qkv.inside.neurons import check_per_token_site
 from qkv.models import Network
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 
 
 @dataclass(frozen=True)

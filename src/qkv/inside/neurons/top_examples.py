@@ -18,7 +18,7 @@ from qkv.inside.forward import Example, batched, inputs_at, make_inputs
 from qkv.inside.sites import check_sites
 from qkv.inside.tokens import TokenList, list_tokens
 from qkv.models import Network
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 from qkv.progress import OnProgress
 from qkv.text import Tokenizer
 

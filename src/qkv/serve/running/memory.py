@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from qkv.errors import QkvError
-from qkv.models.runtime.memory import free_memory
+from qkv.models.runtime import free_memory
 from qkv.serve.http.api_error import ApiError
 from qkv.serve.settings import MIB, ServeSettings
 from qkv.store.bundled import find_bundled

@@ -9,7 +9,7 @@ from qkv.decode.result import SearchStep
 from qkv.errors import UsageError
 from qkv.inside import EditTap
 from qkv.inside.look.search import describe_hypotheses, describe_step, find_finished, stop_reason
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 from qkv.serve.studio.document import check_num_tokens
 from qkv.serve.studio.requests import SearchRequest
 from qkv.serve.studio.results import read_text

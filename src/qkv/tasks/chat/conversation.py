@@ -10,7 +10,7 @@ from qkv.decode import generate
 from qkv.decode.result import FinishReason
 from qkv.errors import ContextLengthError, UsageError
 from qkv.models import Network
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 from qkv.tasks.results import Result, one_line
 from qkv.tasks.run.generate import make_generation_options
 from qkv.tasks.text_model import TextModel

@@ -1,10 +1,26 @@
-"""Metrics of generated texts: exact match and word error rate.
+"""Metrics of generated texts: exact match, word error rate, ROUGE and the metrics of SQuAD.
 
 A text may have several references; it is compared with the best one.
+
+ROUGE (Lin 2004) counts the n-grams and subsequences that a summary shares with a reference, by the package rouge-score:
+`rouge1` and `rouge2` are the F1 of single words and of pairs of words, `rougeL` the F1 of the longest common
+subsequence. Words are in lower case and stemmed.
+
+SQuAD has two metrics for answers (Rajpurkar et al. 2016): exact match, and the F1 of their words. Case, punctuation,
+articles (a, an, the) and extra spaces are ignored. A question without an answer has no references, and the right
+prediction for it is an empty text.
 """
 
-from collections.abc import Hashable, Sequence
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any
 
+from qkv.errors import UsageError
 from qkv.tasks.metrics.score import Score, mean_score, ratio_score
 
 References = Sequence[Sequence[str]]
@@ -54,3 +70,90 @@ def edit_distance(one: Sequence[Hashable], two: Sequence[Hashable]) -> int:
             now.append(min(before[column] + 1, now[-1] + 1, before[column - 1] + (a != b)))
         before = now
     return before[-1]
+
+
+ROUGE_NAMES = ("rouge1", "rouge2", "rougeL")
+
+
+def has_rouge() -> bool:
+    """Whether the package rouge-score is installed."""
+    return find_spec("rouge_score") is not None
+
+
+def rouge1(predictions: Sequence[str], references: References) -> Score:
+    """F1 of words."""
+    return _rouge("rouge1", predictions, references)
+
+
+def rouge2(predictions: Sequence[str], references: References) -> Score:
+    """F1 of pairs of neighbouring words."""
+    return _rouge("rouge2", predictions, references)
+
+
+def rougeL(predictions: Sequence[str], references: References) -> Score:
+    """F1 of the longest common subsequence of words."""
+    return _rouge("rougeL", predictions, references)
+
+
+def rouge_signatures(names: Sequence[str]) -> dict[str, str]:
+    """How the ROUGE scores among these metrics were computed."""
+    chosen = [name for name in names if name in ROUGE_NAMES]
+    return {name: f"F1|stemmed:yes|rouge-score:{version('rouge_score')}" for name in chosen}
+
+
+def _rouge(name: str, predictions: Sequence[str], references: References) -> Score:
+    if not has_rouge():
+        raise UsageError(f"{name} needs the package rouge-score; install it with: pip install 'qkv[rouge]'")
+    scorer: Any = import_module("rouge_score.rouge_scorer").RougeScorer([name], use_stemmer=True)
+    pairs = zip(predictions, references, strict=True)
+    return mean_score([scorer.score_multi(list(several), text)[name].fmeasure for text, several in pairs])
+
+
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def answer_words(text: str) -> list[str]:
+    """The words of a text without case, punctuation and articles.
+
+    >>> answer_words("The  Norman-French,  an old one.")
+    ['normanfrench', 'old', 'one']
+    """
+    return ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split()
+
+
+def answer_exact_match(predictions: Sequence[str], references: References) -> Score:
+    """The fraction of answers that equal one of their references.
+
+    >>> answer_exact_match(["the Seine", ""], [["Seine", "river Seine"], []])
+    1.0
+    """
+    return _mean_of_best(predictions, references, lambda a, b: float(a == b))
+
+
+def answer_f1(predictions: Sequence[str], references: References) -> Score:
+    """The mean F1 of the words of an answer, each compared with the best of its references.
+
+    >>> answer_f1(["in Paris"], [["Paris, France", "Paris"]])
+    0.6666666666666666
+    """
+    return _mean_of_best(predictions, references, _word_f1)
+
+
+def _mean_of_best(
+    predictions: Sequence[str], references: References, compare: Callable[[list[str], list[str]], float]
+) -> Score:
+    best = []
+    for text, expected in zip(predictions, references, strict=True):
+        words = answer_words(text)
+        # A reference without words after normalization does not count, unless all references are like that.
+        usable = [reference for reference in map(answer_words, expected) if reference] or [[]]
+        best.append(max(compare(words, reference) for reference in usable))
+    return mean_score(best)
+
+
+def _word_f1(predicted: list[str], expected: list[str]) -> float:
+    if not predicted or not expected:
+        return float(predicted == expected)
+    shared = (Counter(predicted) & Counter(expected)).total()
+    return 2 * shared / (len(predicted) + len(expected))

@@ -6,7 +6,7 @@ from qkv.data import Record
 from qkv.errors import UsageError, suggest_name
 from qkv.models import Config
 from qkv.tasks.evaluate import available_metrics, has_option
-from qkv.tasks.metrics.rouge import ROUGE_NAMES, has_rouge
+from qkv.tasks.metrics.text import ROUGE_NAMES, has_rouge
 from qkv.tasks.table import find_task
 from qkv.train.recipe.schema import Recipe
 

@@ -22,7 +22,7 @@ from qkv.decode.constrained.token_bytes import TokenBytes
 from qkv.decode.runner import next_logits, promote_to_float32
 from qkv.errors import UsageError
 from qkv.models import Network
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 from qkv.tasks.text_model import TextModel
 
 MAX_RETYPED_TOKENS = 8

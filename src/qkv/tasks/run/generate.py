@@ -9,7 +9,7 @@ from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.decode import GenerationOptions, GenerationResult, NonFiniteLogits, generate
 from qkv.errors import UsageError, suggest_name
 from qkv.models import Config
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 from qkv.tasks.run.example_batches import batches
 from qkv.tasks.run.generated_text import GeneratedText
 from qkv.tasks.text_model import TextModel

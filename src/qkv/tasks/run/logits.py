@@ -11,7 +11,7 @@ from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.models import Config
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 from qkv.tasks.run.example_batches import (
     ExampleBatches,
     TextOrPair,

@@ -12,7 +12,7 @@ from qkv.inside.look.document import LookOptions, document_sites, make_document,
 from qkv.inside.look.page import Look
 from qkv.inside.look.search import describe_search
 from qkv.models import Config, Network
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 from qkv.tasks.run.generate import limit_new_tokens, prompt_ids
 from qkv.tasks.run.trace import Text, encode_text, trace_text
 from qkv.tasks.text_model import require_tokenizer

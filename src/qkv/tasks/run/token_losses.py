@@ -1,8 +1,10 @@
 """The losses of tokens: of all tokens of a text, or of masked ones. Language models are evaluated on them.
 
 A text is laid out as in training. A long text is split into consecutive windows, so that every token is predicted
-exactly once; the first tokens of a window do not see the window before. The units that the bootstrap samples are
-stretches of text.
+exactly once; the first tokens of a window do not see the window before.
+
+The bootstrap resamples documents or, if there are few, blocks of their characters. Tokens are assigned to blocks by
+their position in the document, so that models with different tokenizers have the same units and can be compared.
 """
 
 from collections.abc import Sequence
@@ -21,11 +23,37 @@ from qkv.data.problems import InvalidRecord, Problems
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 from qkv.tasks import metrics
-from qkv.tasks.metrics.text_units import TextUnits
 from qkv.tasks.run.example_batches import ExampleBatches
 from qkv.tasks.text_model import TextModel
+
+MIN_DOCUMENTS = 30  # with fewer documents, the units are blocks
+BLOCK_CHARS = 1000  # the approximate length of a block
+
+
+class TextUnits:
+    """Numbers the units of texts. `chars` and `num_bytes` are the sizes of the units.
+
+    >>> units = TextUnits(["a" * 4000, "b" * 500])
+    >>> units.chars.tolist(), units.find(np.array([0, 0, 1]), np.array([0.1, 0.99, 0.5])).tolist()
+    ([1000.0, 1000.0, 1000.0, 1000.0, 500.0], [0, 3, 4])
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        chars = np.array([len(text) for text in texts], np.int64)
+        num_bytes = np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts], np.int64)
+        is_split = len(texts) < MIN_DOCUMENTS
+        self._blocks = np.maximum(1, chars // BLOCK_CHARS) if is_split else np.ones(len(texts), np.int64)
+        self._starts = np.cumsum(self._blocks) - self._blocks
+        self.num_units = int(self._blocks.sum())
+        self.chars, self.num_bytes = (np.repeat(size / self._blocks, self._blocks) for size in (chars, num_bytes))
+
+    def find(self, documents: np.ndarray, fractions: np.ndarray) -> np.ndarray:
+        """The units of tokens, given their documents and their relative positions in them, from 0 to 1."""
+        blocks = self._blocks[documents]
+        found: np.ndarray = self._starts[documents] + np.minimum((fractions * blocks).astype(np.int64), blocks - 1)
+        return found
 
 
 @dataclass

@@ -12,7 +12,7 @@ from qkv.decode.runner import start_token
 from qkv.errors import UsageError
 from qkv.inside import Trace, trace
 from qkv.models import Config, Network
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 from qkv.tasks.run.generate import limit_new_tokens, prompt_ids
 from qkv.tasks.text_model import require_tokenizer
 from qkv.text import Tokenizer

@@ -9,7 +9,7 @@ from typing import Literal
 
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.errors import UsageError, suggest_name
-from qkv.tasks.metrics.rouge import ROUGE_NAMES, has_rouge
+from qkv.tasks.metrics.text import ROUGE_NAMES, has_rouge
 from qkv.tasks.starters.files import (
     EXAMPLE_BYTES,
     FileSummary,

@@ -19,7 +19,7 @@ from qkv.data.records import FileLocation, Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError
 from qkv.models import Config
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 from qkv.tasks import metrics
 from qkv.tasks.baselines import predict_nearest_sentence
 from qkv.tasks.evaluation import EvaluationOptions, select_usable

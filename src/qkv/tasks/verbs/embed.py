@@ -14,7 +14,7 @@ from qkv.data.objectives import FlatExamples
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.models import Config
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 from qkv.tasks import metrics
 from qkv.tasks.baselines import count_common_words, rank_by_words
 from qkv.tasks.evaluation import select_usable

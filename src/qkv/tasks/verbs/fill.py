@@ -16,7 +16,7 @@ from qkv.data.problems import Problems
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import UsageError
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 from qkv.tasks.evaluation import EvaluationOptions, Scored, select_metrics, select_usable
 from qkv.tasks.results import Result, Row, one_line
 from qkv.tasks.run.example_batches import ExampleBatches, max_sequence_length

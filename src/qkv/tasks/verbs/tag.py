@@ -17,11 +17,11 @@ from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError, UsageError
 from qkv.models import Config
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 from qkv.tasks import metrics
 from qkv.tasks.baselines import predict_word_tags
 from qkv.tasks.evaluation import select_usable
-from qkv.tasks.metrics.report import NO_CLASS
+from qkv.tasks.metrics.labels import NO_CLASS
 from qkv.tasks.record_task import RecordTask
 from qkv.tasks.results import Result, Row, Span, one_line
 from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, max_sequence_length

@@ -18,8 +18,7 @@ from qkv.models import Config
 from qkv.tasks import metrics
 from qkv.tasks.baselines import copy_first_sentence, copy_source, predict_nearest
 from qkv.tasks.evaluation import EvaluationOptions, select_usable
-from qkv.tasks.metrics.rouge import ROUGE_NAMES, has_rouge
-from qkv.tasks.metrics.text import References
+from qkv.tasks.metrics.text import ROUGE_NAMES, References, has_rouge
 from qkv.tasks.record_task import RecordTask
 from qkv.tasks.run.generate import (
     generate_batched,

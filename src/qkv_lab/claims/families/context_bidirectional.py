@@ -6,7 +6,7 @@ from random import Random
 
 import torch
 
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.experiment import Experiment
 from qkv_lab.table import Point, Table

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from qkv.blocks import Inputs
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 from qkv.tasks.train import TrainingResult
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.claims.families.recall import powers_of_two

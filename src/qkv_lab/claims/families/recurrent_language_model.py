@@ -8,7 +8,7 @@ from statistics import median
 import torch
 
 from qkv.models import Network
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 from qkv.train.watch import StepReport, Watcher
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.corpus import BYTE_MODEL, read_passages, write_corpus

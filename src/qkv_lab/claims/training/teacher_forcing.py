@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qkv import Config, HeadConfig, StackConfig, Tokenizer, build
 from qkv.models import Network
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 from qkv_lab.claim import Chart, Check, Claim, Quote
 from qkv_lab.experiment import Experiment
 from qkv_lab.table import Point, Table

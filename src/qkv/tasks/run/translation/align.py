@@ -16,7 +16,7 @@ import numpy as np
 
 from qkv.blocks import Tap
 from qkv.decode import score
-from qkv.models.runtime.eval_mode import eval_mode
+from qkv.models.runtime import eval_mode
 from qkv.tasks.run.generated_text import WordLink
 from qkv.tasks.text_model import TextModel
 from qkv.text import Tokenizer
