@@ -18,7 +18,7 @@ import numpy as np
 import qkv
 from qkv.decode.runner import start_token
 from qkv.inside import trace
-from qkv.tasks.run.generated_text import GeneratedText
+from qkv.tasks.run.generate import GeneratedText
 from qkv.tasks.run.translation.align import generated_offsets, token_words
 from qkv.text.words import split_words
 

@@ -107,7 +107,7 @@ def open_model(name: str, device: str, dtype: str, precision: "WeightPrecision |
     """Load a folder, or make a preset with random weights. Before that, check that the weights fit in memory."""
     from qkv import api
     from qkv.models.tables import presets
-    from qkv.store.bundled import bundled_folders
+    from qkv.store.hub import bundled_folders
     from qkv.train.run.load import load_model
     from qkv_bench.machine import check_memory, choose_device, choose_dtype
 

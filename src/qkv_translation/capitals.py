@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from qkv.tasks.run.generated_text import GeneratedText
+from qkv.tasks.run.generate import GeneratedText
 from qkv.text import Tokenizer
 
 MIN_CAPITALS = 4  # fewer may be an abbreviation

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from qkv.tasks.run.generated_text import GeneratedText
+from qkv.tasks.run.generate import GeneratedText
 from qkv.tasks.run.translation.processors import FindLinks, Part, TextProcessor
 from qkv.tasks.text_model import TextModel
 from qkv.text.sentences import CharSpan

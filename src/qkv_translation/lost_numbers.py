@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from unicodedata import category
 
-from qkv.tasks.run.generated_text import GeneratedText, WordLink
+from qkv.tasks.run.generate import GeneratedText, WordLink
 from qkv.text.sentences import CharSpan
 
 # A number with its separators, or a calculation such as 3 + 4 = 7, but not inside a word such as "12B" or "1st". Hours

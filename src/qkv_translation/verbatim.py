@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from unicodedata import category
 
-from qkv.tasks.run.generated_text import GeneratedText, WordLink
+from qkv.tasks.run.generate import GeneratedText, WordLink
 from qkv.tasks.run.translation.processors import FindLinks
 from qkv.text import Tokenizer
 from qkv.text.sentences import MONTHS, OPENING_MARKS, CharSpan, strip_span

@@ -230,6 +230,16 @@ def test_commands_that_do_not_compile_do_not_load_the_compiler(tmp_path: Path) -
     assert done.stdout.endswith("True True\n[0, 0] ['torch']\n"), done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(("command", "most"), [(["run", "en-fr", "One."], 180), (["eval", "en-fr", "t.tsv"], 220)])
+def test_commands_import_few_modules(command: list[str], most: int, tmp_path: Path) -> None:
+    """A command imports the modules that it needs: neither readers of old files nor, to evaluate, the training loop."""
+    (tmp_path / "t.tsv").write_text("source\ttarget\nOne.\tUn.\n", encoding="utf-8")
+    program = f"import sys; from qkv.cli import run_command; assert run_command({command}) == 0; "
+    program += "print(len([name for name in sys.modules if name.startswith('qkv')]))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert int(done.stdout.split()[-1]) <= most, done.stdout + done.stderr
+
+
 def test_commands_that_run_no_model_do_not_load_torch(tmp_path: Path) -> None:
     """Importing torch takes longer than all that these commands do."""
     commands = [["--help"], ["init", "--help"], ["inof"], ["info", "gtp2"], ["info", "presets"], ["info", "gpt2"]]

@@ -17,7 +17,7 @@ import torch
 import qkv
 from qkv import cli
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.cli.run_notes import RunNotes
+from qkv.cli.input_lines import RunNotes
 from qkv.errors import UsageError
 from qkv.models import Config, build
 from qkv.text import Tokenizer

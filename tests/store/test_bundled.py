@@ -10,7 +10,7 @@ import pytest
 import qkv
 from qkv.cli import run_command
 from qkv.errors import UsageError
-from qkv.store import bundled
+from qkv.store import hub
 from qkv.store.hub import resolve_folder
 from qkv.store.model_card import read_card
 from qkv.tasks.model_list import list_models
@@ -30,7 +30,7 @@ def boxed(monkeypatch, tmp_path) -> Path:
     folder = tmp_path / "bundled" / "upper"
     qkv.new(config, tokenizer=tokenizer).save(folder, int8=True)
     (folder / "README.md").write_text(CARD)
-    monkeypatch.setattr(bundled, "BUNDLED", tmp_path / "bundled")
+    monkeypatch.setattr(hub, "BUNDLED", tmp_path / "bundled")
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return folder
@@ -59,8 +59,8 @@ def test_a_run_of_the_same_name_is_mentioned(boxed):
 def test_paths_are_never_names_of_the_box(boxed):
     with pytest.raises(UsageError, match="no such folder"):
         resolve_folder("./upper")
-    assert bundled.find_bundled("models/upper") is None
-    assert bundled.bundled_notes("models/upper") == []
+    assert hub.find_bundled("models/upper") is None
+    assert hub.bundled_notes("models/upper") == []
 
 
 @pytest.mark.parametrize("command", [["run", "uper", "x"], ["info", "uper"], ["bench", "uper"], ["doctor", "uper"]])
@@ -109,7 +109,7 @@ def test_models_lists_the_box_and_the_runs(boxed, capsys):
 
 
 def test_an_empty_box_is_no_error(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(bundled, "BUNDLED", tmp_path / "none")
+    monkeypatch.setattr(hub, "BUNDLED", tmp_path / "none")
     monkeypatch.chdir(tmp_path)
     assert run_command(["models"]) == 0
     assert "bundled: none" in capsys.readouterr().out

@@ -8,8 +8,7 @@ from safetensors.torch import load_file, save_file
 
 import qkv
 from qkv.errors import QkvError
-from qkv.store.int8_weights import quantize_rows
-from qkv.store.weights import WEIGHTS_FILE
+from qkv.store.weights import WEIGHTS_FILE, quantize_rows
 
 
 @pytest.fixture

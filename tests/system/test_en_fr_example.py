@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qkv.store.bundled import bundled_folders
+from qkv.store.hub import bundled_folders
 
 FOLDER = Path(__file__).parents[2] / "examples" / "en_fr"
 MODULES = (

@@ -13,7 +13,7 @@ from task_models import decoder, encoder, model, seq2seq, stack
 import qkv
 from qkv.decode import score
 from qkv.errors import UsageError
-from qkv.tasks.run.generated_text import GeneratedText
+from qkv.tasks.run.generate import GeneratedText
 from qkv.tasks.run.translation.parts import join_parts
 from qkv.tasks.run.translation.processors import TEXT_PROCESSORS, Part, TextProcessor
 from qkv.tasks.table import TASKS

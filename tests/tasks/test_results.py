@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from qkv.tasks.results import Result
-from qkv.tasks.run.generated_text import GeneratedText, WordLink
+from qkv.tasks.run.generate import GeneratedText, WordLink
 from qkv.tasks.verbs.answer import Answer
 from qkv.tasks.verbs.classify import ClassPrediction, LabelsPrediction, ScorePrediction
 from qkv.tasks.verbs.complete import Completion, Suggestion

@@ -8,8 +8,7 @@ from tokenizers import models, processors
 
 from qkv.errors import UsageError
 from qkv.text import SpecialTokens, Tokenizer
-from qkv.text.post_processor import TEMPLATES
-from qkv.text.special_tokens import ROLE_NAMES, SPELLINGS, resolve_spellings
+from qkv.text.special_tokens import ROLE_NAMES, SPELLINGS, TEMPLATES, resolve_spellings
 
 
 def backend_with(*special: str) -> Backend:

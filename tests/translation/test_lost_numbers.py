@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qkv
-from qkv.tasks.run.generated_text import GeneratedText, WordLink
+from qkv.tasks.run.generate import GeneratedText, WordLink
 from qkv.text.words import split_words
 from qkv_translation.lost_numbers import replace_lost_numbers
 

@@ -12,7 +12,7 @@ from qkv.data import FileLocation, Record
 from qkv.data.objectives.table import RequiredTokens
 from qkv.errors import UsageError
 from qkv.tasks.prepare.tokenizer import add_symbols, train_tokenizer
-from qkv.tasks.run.generated_text import GeneratedText, WordLink
+from qkv.tasks.run.generate import GeneratedText, WordLink
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import SYMBOLS_KEY
 from qkv.text.words import split_words

@@ -225,7 +225,7 @@ def compare_results(
 
 def split_models(model: str, data: Sequence[str]) -> tuple[list[str], list[str]]:
     """The models and the data of a command line: the folder of a second model may precede the data."""
-    from qkv.store.bundled import find_bundled
+    from qkv.store.hub import find_bundled
     from qkv.train.checkpoint.files import is_checkpoint
     from qkv.train.run.folder import RunFolder
 

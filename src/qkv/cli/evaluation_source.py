@@ -146,7 +146,7 @@ class EvaluationSource:
 
     def describe(self) -> str:
         """The files, for messages."""
-        from qkv.tasks.train import format_files
+        from qkv.train.recipe.schema import format_files
 
         return format_files(self.files)
 

@@ -30,7 +30,7 @@ def info(model: str, /, *, context: int | None = None, json: Json = False) -> No
     from qkv.models.tables import presets
     from qkv.models.tables.summary import summarise_model
     from qkv.render.info import print_info
-    from qkv.store.bundled import bundled_folders
+    from qkv.store.hub import bundled_folders
 
     if model == "presets" and not Path(model).exists():
         return _show_presets(json)

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal, get_origin
 from cyclopts import Parameter
 
 from qkv.api import Model, load
-from qkv.cli.input_lines import InputLines
-from qkv.cli.run_notes import WHY_LONG_PARTS, WHY_SENTENCES, RunNotes
+from qkv.cli.input_lines import WHY_LONG_PARTS, WHY_SENTENCES, InputLines, RunNotes
 from qkv.cli.shared import (
     Int4,
     Int8,
@@ -28,7 +27,7 @@ from qkv.files import replace_nonfinite
 from qkv.models import Config
 from qkv.progress import OnProgress
 from qkv.tasks.calls import TaskCall
-from qkv.tasks.run.generated_text import GeneratedText
+from qkv.tasks.run.generate import GeneratedText
 from qkv.tasks.table import TASKS, find_task, supported_tasks
 from qkv.tasks.task import Task
 from qkv.values import FieldInfo, find_fields

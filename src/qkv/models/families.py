@@ -1,18 +1,93 @@
-"""Build a network of any family from a config."""
+"""The three families of models, and the function that builds a network of any family from a config."""
 
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from qkv.blocks import initialise
+from qkv.blocks import Embedding, Head, Stack, initialise, make_stack
 from qkv.errors import UsageError, shorten
 from qkv.models.config import Config
-from qkv.models.decoder import Decoder
-from qkv.models.encoder import Encoder
 from qkv.models.network import Network
 from qkv.models.runtime import SkipTorchInit
-from qkv.models.seq2seq import Seq2Seq
+
+
+class Decoder(Network):
+    """Decoder-only (GPT): inputs → embedding → causal stack → head.
+
+    Every token attends to itself and to the tokens before it. Trained to predict the next token.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        assert config.decoder is not None
+        self.embedding = Embedding(config.decoder)
+        self.decoder = make_stack(config.decoder, name="decoder", causal=True)
+        self.head = Head(config.head, config.decoder, self.embedding.token)
+
+    @property
+    def stacks(self) -> dict[str, Stack]:
+        """The decoder."""
+        return {"decoder": self.decoder}
+
+    @property
+    def embeddings(self) -> dict[str, Embedding]:
+        """The embedding of the decoder."""
+        return {"decoder": self.embedding}
+
+
+class Encoder(Network):
+    """Encoder-only (BERT): inputs → embedding → stack → head.
+
+    Every token attends to all tokens. Pretrained by predicting masked tokens.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        assert config.encoder is not None
+        self.embedding = Embedding(config.encoder)
+        self.encoder = make_stack(config.encoder, name="encoder", causal=False)
+        self.head = Head(config.head, config.encoder, self.embedding.token)
+
+    @property
+    def stacks(self) -> dict[str, Stack]:
+        """The encoder."""
+        return {"encoder": self.encoder}
+
+    @property
+    def embeddings(self) -> dict[str, Embedding]:
+        """The embedding of the encoder."""
+        return {"encoder": self.embedding}
+
+
+class Seq2Seq(Network):
+    """Encoder-decoder (the 2017 Transformer, T5, BART): source → encoder → memory; target and memory → decoder → head.
+
+    The encoder runs once; the decoder attends to its output through cross-attention.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        assert config.encoder is not None
+        assert config.decoder is not None
+        self.source_embedding = Embedding(config.encoder)
+        self.encoder = make_stack(config.encoder, name="encoder", causal=False)
+        self.target_embedding = Embedding(config.decoder)
+        if config.share_embeddings:
+            self.target_embedding.token = self.source_embedding.token
+        self.decoder = make_stack(config.decoder, name="decoder", causal=True, cross=True)
+        self.head = Head(config.head, config.decoder, self.target_embedding.token)
+
+    @property
+    def stacks(self) -> dict[str, Stack]:
+        """The encoder, then the decoder."""
+        return {"encoder": self.encoder, "decoder": self.decoder}
+
+    @property
+    def embeddings(self) -> dict[str, Embedding]:
+        """The embeddings of source and target."""
+        return {"encoder": self.source_embedding, "decoder": self.target_embedding}
+
 
 FAMILIES: dict[str, Callable[[Config], Network]] = {"encoder": Encoder, "decoder": Decoder, "seq2seq": Seq2Seq}
 

@@ -20,7 +20,7 @@ from qkv.serve.app import make_app
 from qkv.serve.http.request_log import RedactingHandler
 from qkv.serve.settings import LOCAL_HOSTS, ServeSettings
 from qkv.serve.studio.options import StudioOptions
-from qkv.store.bundled import bundled_folders
+from qkv.store.hub import bundled_folders
 from qkv.train.run.folder import RunFolder
 
 SWITCH_SECONDS = 0.001

@@ -12,12 +12,11 @@ from qkv.files import to_path, write_atomically
 from qkv.models import Config
 from qkv.models.families import describe_difference
 from qkv.store.huggingface import find_hf_export, write_hf
-from qkv.store.int8_weights import quantize_rows
 from qkv.store.model_card import model_card
 from qkv.store.model_folder import MODEL_FILES, PROCESSOR_FILE, RECIPE_FILE
 from qkv.store.sentence_transformers import find_transformer_export, write_sentence_transformers
 from qkv.store.staged_folder import staged_folder
-from qkv.store.weights import check_not_quantized, write_weights
+from qkv.store.weights import check_not_quantized, quantize_rows, write_weights
 from qkv.text import Tokenizer
 
 FORMATS = ("qkv", "hf", "ctranslate2", "onnx")
@@ -48,7 +47,7 @@ def write_model(
     Returns the name of the class that loads the folder, or of the ONNX files. `processor` has the settings that turn
     images or sounds into payloads; they become `PROCESSOR_FILE`. `card_fields` are rows of a new model
     card, such as data, scores and licence. `int8` stores the matrices of a qkv folder in int8
-    (`store/int8_weights.py`). All files are complete before the first one replaces an old one, so that a failure leaves
+    (`quantize_rows`). All files are complete before the first one replaces an old one, so that a failure leaves
     an old model intact.
     """
     if format not in FORMATS:

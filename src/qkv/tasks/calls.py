@@ -21,7 +21,7 @@ from qkv.values import check_value, find_fields
 if TYPE_CHECKING:
     from qkv.tasks.chat.conversation import Chat, ChatReply
     from qkv.tasks.chat.reply_stream import ReplyStream
-    from qkv.tasks.run.generated_text import GeneratedText
+    from qkv.tasks.run.generate import GeneratedText
     from qkv.tasks.verbs.answer import Answer
     from qkv.tasks.verbs.classify import ClassPrediction
     from qkv.tasks.verbs.complete import Completion

@@ -19,7 +19,7 @@ from qkv.models import Config, build
 from qkv.models.runtime import free_memory
 from qkv.models.tables import presets
 from qkv.progress import OnStage
-from qkv.store.bundled import bundled_folders
+from qkv.store.hub import bundled_folders
 from qkv.tasks.describe import first_batch
 from qkv.tasks.prepare.model import apply_adapters
 from qkv.tasks.prepare.prepare import prepare

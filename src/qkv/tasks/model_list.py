@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from qkv.errors import QkvError
-from qkv.store.bundled import bundled_folders
+from qkv.store.hub import bundled_folders
 from qkv.store.model_card import read_card
 from qkv.train.run.folder import RunFolder
 

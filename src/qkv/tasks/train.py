@@ -39,7 +39,7 @@ from qkv.train.loop import StoppedBySignal, fit
 from qkv.train.parallel.shards import gather_network
 from qkv.train.parallel.world import World, init_world
 from qkv.train.recipe import recipe_file
-from qkv.train.recipe.schema import Files, Recipe, TrainSection
+from qkv.train.recipe.schema import Recipe, TrainSection, format_files
 from qkv.train.recipe.table import to_table
 from qkv.train.run.folder import RunFolder, resume_command
 from qkv.train.run.signals import StopRequested, StopSignals
@@ -316,10 +316,3 @@ def write_model(folder: RunFolder, prepared: PreparedRun, model: TextModel, end:
     if calibration:
         card_fields["calibration"] = calibration
     store.write_model(folder.path, model.config, model.network, model.tokenizer, card_fields=card_fields)
-
-
-def format_files(files: Files) -> str:
-    """The files of a recipe as text."""
-    if isinstance(files, str):
-        return files
-    return ", ".join(files.values() if isinstance(files, dict) else files)

@@ -16,7 +16,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from qkv.errors import QkvError, UsageError, shorten, suggest_name
-from qkv.text.chat_renderer import render_in_sandbox
+from qkv.lazy import lazy_function
 from qkv.text.special_tokens import ROLE_NAMES
 from qkv.text.tokenizer import Tokenizer
 
@@ -49,7 +49,9 @@ class JinjaChatTemplate:
     def __init__(self, tokenizer: Tokenizer, template: str | None = None) -> None:
         """`template` is "plain", the text of a template, or None for the tokenizer's own."""
         self.tokenizer = tokenizer
-        self.render: Callable[[str, Sequence[Mapping[str, Any]]], list[str | QkvError]] = render_in_sandbox
+        self.render: Callable[[str, Sequence[Mapping[str, Any]]], list[str | QkvError]] = lazy_function(
+            "qkv.text.chat_renderer:render_in_sandbox"
+        )
         self.is_plain = template == "plain"
         if template and not self.is_plain and "{" not in template:
             raise UsageError(f"template = {shorten(template)!r} is not a jinja2 template; pass a template, or 'plain'")

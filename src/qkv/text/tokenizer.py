@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer as Backend
 
@@ -19,13 +19,13 @@ from qkv.errors import QkvError, UsageError, shorten
 from qkv.files import write_atomically
 from qkv.progress import OnProgress
 from qkv.text.formats.folder import CONFIG_FILE, TOKENIZER_FILE, TokenizerFiles, load_tokenizer_files
-from qkv.text.formats.gguf import build_gguf_tokenizer
-from qkv.text.formats.marian import MarianSide
-from qkv.text.literal import make_literal_backend
-from qkv.text.special_tokens import SpecialTokens, find_special_tokens, special_tokens_config
+from qkv.text.special_tokens import SpecialTokens, find_special_tokens, make_literal_backend, special_tokens_config
 from qkv.text.stream_decoder import StreamDecoder, StreamPlan
-from qkv.text.train import TextSource, train_backend
 from qkv.text.training_text import check_text
+
+if TYPE_CHECKING:
+    from qkv.text.formats.marian import MarianSide
+    from qkv.text.train import TextSource
 
 SYMBOLS_KEY = "training_symbols"
 """In tokenizer_config.json: the symbols and punctuation marks of the text on which the tokenizer was trained."""
@@ -54,7 +54,7 @@ class Tokenizer:
         config: Mapping[str, Any] | None = None,
         special_tokens: SpecialTokens | None = None,
         *,
-        side: MarianSide | None = None,
+        side: "MarianSide | None" = None,
         target: "Tokenizer | None" = None,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
@@ -253,6 +253,8 @@ class Tokenizer:
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
         """The tokenizer in the metadata of a GGUF file (`qkv.text.formats.gguf`)."""
+        from qkv.text.formats.gguf import build_gguf_tokenizer
+
         try:
             return cls(*build_gguf_tokenizer(metadata))
         except QkvError:
@@ -263,7 +265,7 @@ class Tokenizer:
 
     @classmethod
     def from_marian_side(
-        cls, side: MarianSide, files: TokenizerFiles, target: "Tokenizer | None" = None
+        cls, side: "MarianSide", files: TokenizerFiles, target: "Tokenizer | None" = None
     ) -> "Tokenizer":
         """The tokenizer of the source or the target language of a Marian model."""
         special_tokens = find_special_tokens(side.vocab_backend, files.config, files.model_config)
@@ -274,7 +276,7 @@ class Tokenizer:
     def train(
         cls,
         kind: str,
-        source: TextSource,
+        source: "TextSource",
         vocab_size: int,
         *,
         special_tokens: Iterable[str] | Mapping[str, str] | None = None,
@@ -292,6 +294,8 @@ class Tokenizer:
         >>> tokenizer.decode(tokenizer.encode("the cat"))
         'the cat'
         """
+        from qkv.text.train import train_backend
+
         backend, created = train_backend(
             kind,
             source,

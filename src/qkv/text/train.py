@@ -27,10 +27,9 @@ from tokenizers import Tokenizer as Backend
 
 from qkv.errors import UsageError
 from qkv.progress import OnProgress
-from qkv.text import post_processor
 from qkv.text.formats.sentencepiece import SPACE
 from qkv.text.kinds import TOKENIZER_KINDS, TokenizerKind
-from qkv.text.special_tokens import SpecialTokens, resolve_spellings, sentinel_token
+from qkv.text.special_tokens import SpecialTokens, make_post_processor, resolve_spellings, sentinel_token
 from qkv.text.stream_decoder import BYTE_OF_CHAR
 from qkv.text.training_text import TrainingTexts
 
@@ -56,7 +55,7 @@ def train_backend(
     `source`: a file, or a list of files (UTF-8 text); any other iterable yields the training texts themselves.
     `special_tokens`: the roles to create tokens for, in the order of their ids from 0; a mapping also gives their
         spellings. Default: pad, bos, eos, and unk for the kinds that cannot encode every text.
-    `template`: the special tokens that encoding adds, by name (`qkv.text.post_processor.TEMPLATES`).
+    `template`: the special tokens that encoding adds, by name (`qkv.text.special_tokens.TEMPLATES`).
     `min_frequency`: rarer tokens are not learned, except single characters, which are kept while `vocab_size` allows.
     `progress(done, total)`: bytes of files, or number of strings; the total is 0 if it is not known.
     """
@@ -85,7 +84,7 @@ def train_backend(
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     vocabulary = backend.get_vocab(with_added_tokens=True)
     tokens = {role: (text, vocabulary[text]) for role, text in spellings.items()}
-    backend.post_processor = post_processor.make_post_processor(template, tokens)
+    backend.post_processor = make_post_processor(template, tokens)
     ids = {role: token_id for role, (_, token_id) in tokens.items()}
     sentinels = tuple(vocabulary[sentinel_token(number)] for number in range(num_sentinels))
     return backend, SpecialTokens(**ids, sentinels=sentinels)

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.tasks import metrics
-from qkv.tasks.metrics.bootstrap import bootstrap, percentiles, resample_weights
-from qkv.tasks.metrics.score import Score
+from qkv.tasks.metrics.bootstrap import Score, bootstrap, percentiles, resample_weights
 
 WORDS = ["the", "a", "cat", "dog", "sat", "ran", "on", "mat", "fox", "jumps", "over", "lazy"]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qkv.data import FileLocation, Record
-from qkv.tasks.metrics.score import Score, mean_score
+from qkv.tasks.metrics.bootstrap import Score, mean_score
 from qkv.tasks.report.curve_verdict import Verdict, diagnose_curves, late_metric_gain
 from qkv.tasks.report.learning_curve import Gain, extrapolate, learn_fractions
 from qkv.train.run.curves import RunCurves

@@ -9,7 +9,7 @@ from qkv.errors import QkvError
 from qkv.models.runtime import free_memory
 from qkv.serve.http.api_error import ApiError
 from qkv.serve.settings import MIB, ServeSettings
-from qkv.store.bundled import find_bundled
+from qkv.store.hub import find_bundled
 
 WEIGHT_SUFFIXES = (".safetensors", ".gguf")
 CHECK_SECONDS = 0.25

@@ -13,8 +13,8 @@ two ways to count them, and for a weak model they differ by a few points of F1:
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
+from qkv.tasks.metrics.bootstrap import Score
 from qkv.tasks.metrics.labels import ClassCounts
-from qkv.tasks.metrics.score import Score
 
 Entity = tuple[int, int, str]  # index of the first word, index one past the last word, type
 

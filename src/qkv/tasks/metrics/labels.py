@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.tasks.metrics.score import Score, mean_score
+from qkv.tasks.metrics.bootstrap import Score, mean_score
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qkv.tasks.metrics.score import Score
+from qkv.tasks.metrics.bootstrap import Score
 
 
 def pearson(one: Sequence[float], two: Sequence[float]) -> Score:

@@ -8,7 +8,7 @@ relevant. Each query counts the same.
 from collections.abc import Hashable, Mapping, Sequence
 from math import log2
 
-from qkv.tasks.metrics.score import Score, mean_score
+from qkv.tasks.metrics.bootstrap import Score, mean_score
 
 Rankings = Sequence[Sequence[Hashable]]
 Judgements = Sequence[Mapping[Hashable, float]]

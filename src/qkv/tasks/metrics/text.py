@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from qkv.errors import UsageError
-from qkv.tasks.metrics.score import Score, mean_score, ratio_score
+from qkv.tasks.metrics.bootstrap import Score, mean_score, ratio_score
 
 References = Sequence[Sequence[str]]
 """The references of each text."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.tasks.metrics.score import Score
+from qkv.tasks.metrics.bootstrap import Score
 from qkv.tasks.metrics.text import References
 
 BLEU_OPTIONS: dict[str, dict[str, Any]] = {

@@ -21,7 +21,7 @@ from qkv.errors import QkvError, UsageError, suggest_path
 from qkv.files import to_path
 from qkv.inside.doctor import Finding, Subject, run_check, take_sequences
 from qkv.progress import OnStage
-from qkv.store.bundled import find_bundled
+from qkv.store.hub import find_bundled
 from qkv.tasks.baselines import BASELINE_NAME, applicable_baselines, unigram_scores
 from qkv.tasks.describe import first_batch
 from qkv.tasks.evaluate import evaluate

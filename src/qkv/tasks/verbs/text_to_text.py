@@ -21,13 +21,13 @@ from qkv.tasks.evaluation import EvaluationOptions, select_usable
 from qkv.tasks.metrics.text import ROUGE_NAMES, References, has_rouge
 from qkv.tasks.record_task import RecordTask
 from qkv.tasks.run.generate import (
+    GeneratedText,
     generate_batched,
     limit_new_tokens,
     make_generation_options,
     prompt_ids,
     truncate_prompts,
 )
-from qkv.tasks.run.generated_text import GeneratedText
 from qkv.tasks.run.translation.options import SummariseOptions, TranslateOptions
 from qkv.tasks.scorer import Baseline, Metric, Prediction, TaskScorer, has_texts
 from qkv.tasks.starters.starter import SMOOTHING, Starter

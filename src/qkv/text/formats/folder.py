@@ -17,15 +17,18 @@ and the model's `config.json`.
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer as Backend
 
 from qkv.errors import QkvError
 from qkv.files import read_json_object, read_text, to_path
-from qkv.text.formats import legacy, marian, sentencepiece
-from qkv.text.formats.families import TokenizerFamily, find_family
-from qkv.text.formats.sentencepiece import SentencePieceModel
+from qkv.text.formats.vocabulary import check_ids, read_vocabulary
+
+if TYPE_CHECKING:
+    from qkv.text.formats.families import TokenizerFamily
+    from qkv.text.formats.marian import MarianTokenizers
+    from qkv.text.formats.sentencepiece import SentencePieceModel
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -44,7 +47,7 @@ class TokenizerFiles:
     config: dict[str, Any] = field(default_factory=dict)
     model_config: dict[str, Any] = field(default_factory=dict)
     target_backend: Backend | None = None  # for target texts, where they are encoded differently (mBART)
-    marian_tokenizers: marian.MarianTokenizers | None = None
+    marian_tokenizers: "MarianTokenizers | None" = None
 
 
 def load_tokenizer_files(path: Path) -> TokenizerFiles:
@@ -67,11 +70,14 @@ def load_tokenizer_files(path: Path) -> TokenizerFiles:
 
 def load_legacy(folder: Path, config: dict[str, Any], model_config: dict[str, Any]) -> TokenizerFiles:
     """Read the tokenizer of a folder without a tokenizer.json."""
+    from qkv.text.formats import legacy, marian, sentencepiece
+    from qkv.text.formats.families import find_family
+
     names = {file.name for file in folder.iterdir()}
 
     def find_family_and_config(
-        default_family: str, model: SentencePieceModel | None = None
-    ) -> tuple[TokenizerFamily, dict[str, Any]]:
+        default_family: str, model: "SentencePieceModel | None" = None
+    ) -> "tuple[TokenizerFamily, dict[str, Any]]":
         family = find_family(config, model_config, default_family)
         full_config = legacy.complete_config(config, family, model)
         full_config.pop("tokenizer_class", None)  # a tokenizer saved as tokenizer.json does not need this key
@@ -90,7 +96,7 @@ def load_legacy(folder: Path, config: dict[str, Any], model_config: dict[str, An
         target_backend = legacy.make_target_backend(backend, family, full_config, file)
         return TokenizerFiles(backend, full_config, model_config, target_backend)
     if {"vocab.json", "merges.txt"} <= names:
-        vocabulary = legacy.read_vocabulary(folder / "vocab.json")
+        vocabulary = read_vocabulary(folder / "vocab.json")
         family, full_config = find_family_and_config("roberta" if "<mask>" in vocabulary else "gpt2")
         backend = legacy.from_vocab_merges(folder / "vocab.json", folder / "merges.txt", family, full_config)
         return TokenizerFiles(backend, full_config, model_config)
@@ -124,5 +130,5 @@ def read_backend(file: Path) -> Backend:
             f"{file}: not a usable tokenizer.json ({error}); it may be truncated or from another program: "
             "fetch or save it again"
         ) from None
-    legacy.check_ids(backend.get_vocab(with_added_tokens=True), file)
+    check_ids(backend.get_vocab(with_added_tokens=True), file)
     return backend

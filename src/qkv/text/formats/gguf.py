@@ -8,9 +8,9 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from qkv.errors import QkvError, suggest_name
-from qkv.text import post_processor
 from qkv.text.formats.sentencepiece import BPE, BYTE, CONTROL, UNKNOWN, USER_DEFINED, Piece, SentencePieceModel
 from qkv.text.formats.sentencepiece_backend import build_backend
+from qkv.text.special_tokens import make_post_processor
 
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -77,7 +77,7 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any]) -> tuple[Backend, dict[str
     added = {"bos": metadata.get("tokenizer.ggml.add_bos_token", adds_bos) is True and "bos" in ids}
     added["eos"] = metadata.get("tokenizer.ggml.add_eos_token", False) is True and "eos" in ids
     name = "-".join(role for role, is_added in added.items() if is_added) or "none"
-    if (processor := post_processor.make_post_processor(name, ids)) is not None:
+    if (processor := make_post_processor(name, ids)) is not None:
         backend.post_processor = processor
     return backend, config
 

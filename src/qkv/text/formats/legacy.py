@@ -1,6 +1,5 @@
 """Tokenizers from the formats older than tokenizer.json: vocab.txt, vocab.json + merges.txt, SentencePiece."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,14 @@ from tokenizers import Tokenizer as Backend
 
 from qkv.errors import QkvError
 from qkv.files import read_json_object, read_text
-from qkv.text import post_processor
 from qkv.text.formats.families import TokenizerFamily
 from qkv.text.formats.sentencepiece import CONTROL, UNKNOWN, Piece, SentencePieceModel
 from qkv.text.formats.sentencepiece_backend import build_backend
-from qkv.text.special_tokens import SPELLINGS, sentinel_token, token_text
+from qkv.text.formats.vocabulary import read_vocabulary
+from qkv.text.special_tokens import SPELLINGS, make_post_processor, sentinel_token, template_roles, token_text
 
 TokenizerConfig = dict[str, Any]
 
-MAX_GAP = 65_536
 MAX_SENTINELS = 65_536
 
 
@@ -131,11 +129,11 @@ def set_template(backend: Backend, family: TokenizerFamily, config: TokenizerCon
     name = family.template
     if "add_bos_token" in config or "add_eos_token" in config:
         name = "-".join(role for role in ("bos", "eos") if config.get(f"add_{role}_token")) or "none"
-    if not post_processor.template_roles(name) <= tokens.keys() | {"language"}:
+    if not template_roles(name) <= tokens.keys() | {"language"}:
         name = "none"  # a custom vocabulary without the family's tokens
     if family.languages:
         tokens["language"] = language_token(backend, config, "src_lang", file)
-    backend.post_processor = post_processor.make_post_processor(name, tokens)
+    backend.post_processor = make_post_processor(name, tokens)
 
 
 def make_target_backend(
@@ -147,7 +145,7 @@ def make_target_backend(
     copy = Backend.from_str(backend.to_str())
     eos = special_token_text(config, "eos") or ""
     tokens = {"language": language_token(backend, config, "tgt_lang", file), "eos": (eos, backend.get_vocab()[eos])}
-    copy.post_processor = post_processor.make_post_processor(family.template, tokens)
+    copy.post_processor = make_post_processor(family.template, tokens)
     return copy
 
 
@@ -197,37 +195,3 @@ def complete_config(
     if model is not None and family.layout == "as-is":
         spellings |= {role: model.pieces[i].text for role, i in model.role_ids().items()}
     return {**family.settings, **{SPELLINGS[role].config_key: text for role, text in spellings.items()}, **config}
-
-
-def read_vocabulary(file: Path) -> dict[str, int]:
-    """Read a vocab.json: token → id."""
-    vocabulary = read_json_object(file)
-    if not vocabulary:
-        raise QkvError(f"{file}: the vocabulary is empty; fetch the file again")
-    for token, token_id in vocabulary.items():
-        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < 2**31:
-            raise QkvError(
-                f"{file}: the token {token[:40]!r} has the id {json.dumps(token_id)[:40]}; ids must be integers >= 0"
-            )
-    check_ids(vocabulary, file)
-    return vocabulary
-
-
-def check_ids(vocabulary: Mapping[str, int], file: Path) -> None:
-    """Raise an error if two tokens have the same id, or if an id is so large that tables of ids would be mostly empty.
-
-    Vocabularies with gaps exist, but memory and time grow with the largest id.
-    """
-    max_id = 4 * len(vocabulary) + MAX_GAP
-    tokens: dict[int, str] = {}
-    for token, token_id in vocabulary.items():
-        if token_id > max_id:
-            raise QkvError(
-                f"{file}: the token {token[:40]!r} has the id {token_id}, but a vocabulary of {len(vocabulary):,} "
-                f"tokens may have ids up to {max_id:,}; fetch the file again"
-            )
-        if (other := tokens.setdefault(token_id, token)) != token:
-            raise QkvError(
-                f"{file}: the tokens {other[:40]!r} and {token[:40]!r} both have the id {token_id}, so the id has no "
-                "text of its own; fetch the file again"
-            )

@@ -14,10 +14,11 @@ from tokenizers import Tokenizer as Backend
 
 from qkv.errors import QkvError
 from qkv.files import read_bytes
-from qkv.text import post_processor
 from qkv.text.formats import legacy, sentencepiece
 from qkv.text.formats.sentencepiece import SPACE
 from qkv.text.formats.sentencepiece_backend import build_backend
+from qkv.text.formats.vocabulary import read_vocabulary
+from qkv.text.special_tokens import make_post_processor
 
 MARIAN_FILES = ("source.spm", "target.spm", "vocab.json", "target_vocab.json")
 
@@ -55,7 +56,7 @@ def load_marian(folder: Path, config: dict[str, Any]) -> MarianTokenizers:
 
 def load_side(model_file: Path, vocab_file: Path, config: dict[str, Any]) -> MarianSide:
     """Read the tokenizer of one language from its SentencePiece model and its vocabulary."""
-    ids = legacy.read_vocabulary(vocab_file)
+    ids = read_vocabulary(vocab_file)
     special = [text for role in ("unk", "eos", "pad") if (text := legacy.special_token_text(config, role))]
     if missing := [text for text in special if text not in ids]:
         raise QkvError(f"{vocab_file}: the special token {missing[0]!r} is missing; this file is of another tokenizer")
@@ -74,7 +75,7 @@ def load_side(model_file: Path, vocab_file: Path, config: dict[str, Any]) -> Mar
     codes = sorted(text for text in ids if text.startswith(">>") and text.endswith("<<"))
     subword_backend.add_tokens([AddedToken(text, lstrip=True, rstrip=True, normalized=False) for text in codes])
     piece_ids = subword_backend.get_vocab(with_added_tokens=True)
-    subword_backend.post_processor = post_processor.make_post_processor("eos", {"eos": (eos, piece_ids[eos])})
+    subword_backend.post_processor = make_post_processor("eos", {"eos": (eos, piece_ids[eos])})
     piece_to_vocab_id = [ids[unk]] * (max(piece_ids.values()) + 1)
     for piece, piece_id in piece_ids.items():
         piece_to_vocab_id[piece_id] = ids.get(piece, ids[unk])

@@ -207,3 +207,10 @@ class Recipe:
     model: ModelSection = field(default_factory=ModelSection)
     objective: ObjectiveSection = field(default_factory=ObjectiveSection)
     train: TrainSection = field(default_factory=TrainSection)
+
+
+def format_files(files: Files) -> str:
+    """The files of a recipe as text."""
+    if isinstance(files, str):
+        return files
+    return ", ".join(files.values() if isinstance(files, dict) else files)

@@ -14,7 +14,7 @@ from qkv import store
 from qkv.blocks import HeadConfig
 from qkv.files import to_path
 from qkv.store import StoredModel
-from qkv.store.bundled import bundled_notes
+from qkv.store.hub import bundled_notes
 from qkv.store.model_folder import RECIPE_FILE
 from qkv.train.checkpoint.files import is_checkpoint
 

@@ -17,7 +17,7 @@ import numpy as np
 from qkv.blocks import Tap
 from qkv.decode import score
 from qkv.models.runtime import eval_mode
-from qkv.tasks.run.generated_text import WordLink
+from qkv.tasks.run.generate import WordLink
 from qkv.tasks.text_model import TextModel
 from qkv.text import Tokenizer
 from qkv.text.words import split_words

@@ -14,8 +14,14 @@ from qkv.decode import GenerationOptions
 from qkv.decode.result import FinishReason
 from qkv.errors import UsageError
 from qkv.progress import OnProgress
-from qkv.tasks.run.generate import generate_batched, limit_new_tokens, make_generation_options, prompt_ids
-from qkv.tasks.run.generated_text import GeneratedText, WordLink
+from qkv.tasks.run.generate import (
+    GeneratedText,
+    WordLink,
+    generate_batched,
+    limit_new_tokens,
+    make_generation_options,
+    prompt_ids,
+)
 from qkv.tasks.run.translation.align import align_words
 from qkv.tasks.run.translation.options import SummariseOptions, TextToTextOptions, TranslateOptions
 from qkv.tasks.run.translation.processors import Part, TextProcessor, find_processor

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from qkv.tables import OpenTable
-from qkv.tasks.run.generated_text import GeneratedText, WordLink
+from qkv.tasks.run.generate import GeneratedText, WordLink
 from qkv.tasks.text_model import TextModel
 from qkv.text.sentences import CharSpan
 
