@@ -5,7 +5,7 @@ import re
 import pytest
 
 import qkv
-from qkv.store.bundled import bundled_folders
+from qkv.store.hub import bundled_folders
 from qkv.store.model_card import read_card
 
 MAX_BYTES = 15_000_000
