@@ -1,5 +1,6 @@
 """Runs the application with uvicorn until a signal stops it."""
 
+import gc
 import ipaddress
 import logging
 import re
@@ -82,6 +83,7 @@ def run_server(
             )
         if settings.allowed_hosts == LOCAL_HOSTS:
             settings = replace(settings, allowed_hosts=("*",))
+    prepare_interpreter()
     app = make_app(sources, settings)
     app.state.studio = studio or app.state.studio
     for name in sources:
@@ -91,11 +93,20 @@ def run_server(
     logger = logging.getLogger("qkv")
     logger.addHandler(RedactingHandler(app.state.server.log, settings.log_texts))
     logger.propagate = False
-    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         server.run()
     except SystemExit as stop:  # uvicorn's way to say that the port is in use
         raise QkvError(f"--port {port}: cannot listen on {host} (is another server running?); use --port") from stop
+
+
+def prepare_interpreter() -> None:
+    """Shorten the waits of the event loop: for Python's lock, and for the garbage collector.
+
+    The objects that exist before the models are loaded are not searched for garbage again.
+    """
+    sys.setswitchinterval(SWITCH_SECONDS)
+    gc.collect()
+    gc.freeze()
 
 
 def make_config(app: Starlette, settings: ServeSettings, host: str, port: int) -> uvicorn.Config:

@@ -113,12 +113,13 @@ class Reader:
             raise self._wrong_type(expected, value, path)
         if partial := next((note for note in notes if isinstance(note, Partial)), None):
             return self.read_table(partial.find_types(), value, path)
-        converted = self._convert(bare, value, path)
+        is_sized = isinstance(value, str | list | tuple | dict)  # its size is checked before its items are converted
+        converted = value if is_sized else self._convert(bare, value, path)
         for note in notes:
             if isinstance(note, Limits) and (problem := note.find_problem(converted)):
                 shown = "" if problem.startswith("must have") else f" = {show_value(value, self.notation)}"
                 raise self.fail(path, f"{join_path(path) or 'the value'}{shown} {problem}")
-        return converted
+        return self._convert(bare, value, path) if is_sized else converted
 
     def accepts(self, expected: Any, value: Any) -> bool:
         """Whether a value can be read as a type."""

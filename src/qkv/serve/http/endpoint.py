@@ -11,9 +11,12 @@ from starlette.routing import Route
 
 from qkv.serve.http.api_error import ApiError, to_api_error
 from qkv.serve.http.json_body import decode_json, encode_json
+from qkv.serve.settings import ServeSettings
 from qkv.serve.state import ServerState
 from qkv.values import InvalidValue, read
 
+LARGE_BODY_BYTES = 2**14
+"""Larger bodies are converted in a thread, so that other requests need not wait."""
 COMMON_STATUSES = (400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 503, 504)
 
 
@@ -65,14 +68,22 @@ async def answer_request(endpoint: Endpoint, request: Request) -> Response:
     deadline = asyncio.get_running_loop().time() + server.settings.request_seconds
     body: Any = None
     if endpoint.body is not None:
-        content = await read_body(request, server.settings.max_body_bytes, server.settings.body_seconds)
-        if server.settings.log_texts:
-            request.state.logged_body = content.decode("utf-8", "replace")
-        body = parse_body(endpoint.body, content)
+        body = await read_typed_body(endpoint.body, request)
         server.pool.memory.check_request()
     call = Call(server, request, body, request.state.request_id, deadline)
     answer = await run_with_client(endpoint.handle(call), request, server.settings.request_seconds)
     return answer if isinstance(answer, Response) else JsonAnswer(answer)
+
+
+async def read_typed_body(expected: type, request: Request) -> Any:
+    """Read the body of a request and convert it to its type."""
+    settings: ServeSettings = request.app.state.server.settings
+    content = await read_body(request, settings.max_body_bytes, settings.body_seconds)
+    if settings.log_texts:
+        request.state.logged_body = content.decode("utf-8", "replace")
+    if len(content) > LARGE_BODY_BYTES:
+        return await asyncio.to_thread(parse_body, expected, content)
+    return parse_body(expected, content)
 
 
 async def read_body(request: Request, max_bytes: int, seconds: float) -> bytes:

@@ -19,8 +19,8 @@ from qkv.serve.running.generation import Generation
 from qkv.serve.running.pool import ServedModel
 from qkv.tasks.run.generate import prompt_ids
 
-LONG_TEXT = 2_000
-"""Longer texts are tokenized in a thread, so that other requests need not wait."""
+LONG_PROMPTS = 2_000
+"""Prompts of more characters are tokenized in a thread, so that other requests need not wait."""
 
 CONSTRAINT_THREADS = ThreadPoolExecutor(2, thread_name_prefix="constraint")
 """Compile constraints, so that many of them do not keep other requests from the default threads."""
@@ -66,16 +66,29 @@ def find_engine(served: ServedModel) -> EngineThread:
     return served.engine
 
 
-async def encode_prompt(served: ServedModel, prompt: str | list[int]) -> list[int]:
-    """The token ids of a prompt."""
-    if not isinstance(prompt, str):
-        return prompt
+async def encode_prompts(served: ServedModel, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+    """The token ids of prompts."""
     tokenizer, config = served.model.tokenizer, served.model.config
-    if tokenizer is None:
-        raise ApiError(400, f"model {served.name!r} has no tokenizer; send token ids", param="prompt")
-    if len(prompt) > LONG_TEXT:
-        return await asyncio.to_thread(prompt_ids, tokenizer, config, prompt)
-    return prompt_ids(tokenizer, config, prompt)
+
+    def encode(prompt: str | list[int]) -> list[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        if tokenizer is None:
+            raise ApiError(400, f"model {served.name!r} has no tokenizer; send token ids", param="prompt")
+        return prompt_ids(tokenizer, config, prompt)
+
+    if sum(map(len, prompts)) > LONG_PROMPTS:
+        return await asyncio.to_thread(lambda: list(map(encode, prompts)))
+    return list(map(encode, prompts))
+
+
+def check_choices(call: Call, num_prompts: int) -> None:
+    """Raise an error if a request generates too many texts."""
+    max_choices = call.server.settings.max_choices
+    if num_prompts * call.body.n > max_choices:
+        raise ApiError(
+            400, f"{num_prompts:,} prompts with n = {call.body.n}: max_choices = {max_choices}; ask for fewer"
+        )
 
 
 async def submit_choices(
@@ -91,12 +104,8 @@ async def submit_choices(
     """Submit `n` generations for each prompt. If one cannot be submitted, none is."""
     body: GenerationBody = call.body
     engine, settings = find_engine(served), call.server.settings
-    count = len(prompts) * body.n
-    if count > settings.max_choices:
-        raise ApiError(
-            400, f"{len(prompts)} prompts with n = {body.n}: max_choices = {settings.max_choices}; ask for fewer"
-        )
-    engine.check_room(count)
+    check_choices(call, len(prompts))
+    engine.check_room(len(prompts) * body.n)
     constraint = await compile_constraint(call, served, eos_token_ids)
     generations: list[Generation] = []
     try:

@@ -12,9 +12,10 @@ from qkv.serve.routes.choices import (
     StopReason,
     Usage,
     cancel_choices,
+    check_choices,
     close_choices,
     count_usage,
-    encode_prompt,
+    encode_prompts,
     find_engine,
     make_response_fields,
     stop_reason,
@@ -103,7 +104,8 @@ async def complete(call: Call) -> Any:
         given: Any = body.prompt
         is_single = isinstance(given, str) or isinstance(given[0], int)
         texts: list[str | list[int]] = [given] if is_single else given
-        prompts = [await encode_prompt(served, text) for text in texts]
+        check_choices(call, len(texts))
+        prompts = await encode_prompts(served, texts)
         echoes = [await make_echo(served, body, text, ids) for text, ids in zip(texts, prompts, strict=True)]
         if body.logprobs is not None and served.model.tokenizer is not None:
             await served.batcher.call(lambda: served.token_texts)

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 
 from qkv.api import Model
 from qkv.serve.http.api_error import ApiError, to_api_error
-from qkv.serve.http.endpoint import parse_body, read_body, report_error, run_with_client
+from qkv.serve.http.endpoint import read_typed_body, report_error, run_with_client
 from qkv.serve.http.json_body import encode_json
 from qkv.serve.running.pool import ServedModel
 from qkv.serve.state import ServerState
@@ -96,13 +96,6 @@ def options_of(request: Request) -> StudioOptions:
     return options
 
 
-async def read_request(kind: type[Any], request: Request) -> Any:
-    """The checked body of a request."""
-    settings = request.app.state.server.settings
-    content = await read_body(request, settings.max_body_bytes, settings.body_seconds)
-    return parse_body(kind, content)
-
-
 async def find_model(request: Request, name: str) -> ServedModel:
     """The model of this name. If it is not in memory, it is loaded."""
     pool = request.app.state.server.pool
@@ -140,7 +133,7 @@ async def show_model(request: Request) -> dict[str, Any]:
 
 async def show_trace(request: Request) -> Any:
     """The trace of a text."""
-    body, options = await read_request(TraceRequest, request), options_of(request)
+    body, options = await read_typed_body(TraceRequest, request), options_of(request)
 
     def compute(model: Model) -> dict[str, Any]:
         return trace_document(model, body, options.find_autoencoders(model.config), options.answers)
@@ -150,13 +143,13 @@ async def show_trace(request: Request) -> Any:
 
 async def show_words(request: Request) -> Any:
     """The answer without each word."""
-    body = await read_request(TraceRequest, request)
+    body = await read_typed_body(TraceRequest, request)
     return await run_in_model(request, body.model, lambda model: leave_words_out(model, body))
 
 
 async def show_examples(request: Request) -> Any:
     """The top examples of a neuron or a feature."""
-    body, options = await read_request(ExamplesRequest, request), options_of(request)
+    body, options = await read_typed_body(ExamplesRequest, request), options_of(request)
 
     def compute(model: Model) -> dict[str, Any]:
         return find_examples(model, body, options.find_autoencoders(model.config))
@@ -170,7 +163,7 @@ class SearchCancelled(Exception):
 
 async def stream_search(request: Request) -> Response:
     """A beam search, one line of JSON for each of its steps. An error before the first step has its own status."""
-    body = await read_request(SearchRequest, request)
+    body = await read_typed_body(SearchRequest, request)
     loop = asyncio.get_running_loop()
     records: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
     is_cancelled = Event()
