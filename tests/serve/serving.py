@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 
 import qkv
 from qkv.serve.app import make_app
+from qkv.serve.server import make_config
 from qkv.serve.settings import ServeSettings
 
 
@@ -36,7 +37,7 @@ def served(
 ) -> Iterator[tuple[str, Starlette]]:
     """A server with a real socket. Yields its address and its app. `send_buffer` limits what the system buffers."""
     app = make_app(models, settings(**changes))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    server = uvicorn.Server(make_config(app, app.state.server.settings, "127.0.0.1", 0))
     listener = socket.create_server(("127.0.0.1", 0))
     if send_buffer:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

@@ -40,7 +40,14 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
                     assert answer.startswith("{")
 
 
-SECONDS = ("body_seconds", "constraint_seconds", "drain_seconds", "request_seconds")
+SECONDS = (
+    "body_seconds",
+    "constraint_seconds",
+    "drain_seconds",
+    "header_seconds",
+    "request_seconds",
+    "write_seconds",
+)
 
 
 def test_the_page_lists_every_limit() -> None:

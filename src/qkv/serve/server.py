@@ -18,6 +18,7 @@ from starlette.applications import Starlette
 
 from qkv.errors import QkvError, UsageError
 from qkv.serve.app import make_app
+from qkv.serve.http.connection import make_protocol
 from qkv.serve.http.request_log import RedactingHandler
 from qkv.serve.settings import LOCAL_HOSTS, ServeSettings
 from qkv.serve.studio.options import StudioOptions
@@ -115,6 +116,8 @@ def make_config(app: Starlette, settings: ServeSettings, host: str, port: int) -
         app,
         host=host,
         port=port,
+        http=make_protocol(settings),
+        ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,

@@ -46,6 +46,14 @@ class ServeSettings:
     """Maximum number of unfinished generations of a model; further requests get a 429."""
     max_connections: int = 1024
     """Maximum number of connections."""
+    max_connections_per_address: int = 256
+    """Maximum number of connections of one address; raise it behind a proxy."""
+    header_seconds: float = 10.0
+    """Maximum time to receive the headers of a request."""
+    write_seconds: float = 30.0
+    """Maximum time in which a client reads none of its answer."""
+    max_unsent_bytes: int = 256 * MIB
+    """Maximum size of all answers that clients have not read yet."""
     gather_seconds: float = 0.004
     """Time that a call of another task than generation waits for other calls to join its batch."""
     max_chunks_per_second: int = 2000

@@ -20,5 +20,6 @@ class ServerState:
     keys: ApiKeys | None = None
     metrics: Metrics = field(default_factory=Metrics)
     num_running: int = 0  # requests that are being answered
+    unsent_bytes: int = 0  # of answers that are being sent
     is_draining: bool = False  # a stop signal has arrived
     started_at: float = field(default_factory=time.time)

@@ -12,6 +12,8 @@ from qkv.serve.http.api_error import ApiError
 from qkv.serve.state import ServerState
 
 SAFE_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+CHUNK_BYTES = 2**16
+"""An answer is sent in chunks of this size. Smaller answers do not count as unsent."""
 OPEN_WHILE_DRAINING = ("/healthz", "/readyz", "/metrics")
 
 
@@ -32,18 +34,31 @@ class Guard:
         request_id = given_id if SAFE_ID.fullmatch(given_id) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        status, num_bytes = 0, 0
+        status, num_bytes, unsent, is_refused = 0, 0, 0, False
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status, num_bytes
+            nonlocal status, num_bytes, unsent, is_refused
+            if is_refused:
+                return
             if message["type"] == "http.response.start":
-                status = message["status"]
                 added = MutableHeaders(scope=message)
+                length = int(added.get("content-length", 0))
+                if length > CHUNK_BYTES:
+                    if server.unsent_bytes + length > server.settings.max_unsent_bytes:
+                        await self.refuse_answer(length, scope, receive, send_with_id)
+                        is_refused = True
+                        return
+                    server.unsent_bytes, unsent = server.unsent_bytes + length, length
+                status = message["status"]
                 added["X-Request-ID"] = request_id
                 added["X-Content-Type-Options"] = "nosniff"
-            else:
-                num_bytes += len(message.get("body", b""))
-            await send(message)
+                await send(message)
+                return
+            body = message.get("body", b"")
+            num_bytes += len(body)
+            for start in range(0, max(1, len(body)), CHUNK_BYTES):  # each chunk waits until the client has read others
+                part, is_last = body[start : start + CHUNK_BYTES], start + CHUNK_BYTES >= len(body)
+                await send({**message, "body": part, "more_body": message.get("more_body", False) or not is_last})
 
         server.num_running += 1
         try:
@@ -55,11 +70,24 @@ class Guard:
                 await self.app(scope, receive, send_with_id)
         finally:
             server.num_running -= 1
+            server.unsent_bytes -= unsent
             seconds = time.monotonic() - began
             path = scope["path"] if scope["path"] in self.open_paths else "other"
             server.metrics.add("qkv_requests_total", path=path, status=str(status))
             server.metrics.observe("qkv_request_seconds", seconds, path=path)
             self.log(scope, request_id, status, num_bytes, seconds)
+
+    async def refuse_answer(self, length: int, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send an error in place of an answer that is too large while other answers are unread."""
+        limit = self.server.settings.max_unsent_bytes
+        error = ApiError(
+            503,
+            f"the answer has {length:,} bytes, and with the answers that clients have not read yet it exceeds "
+            f"max_unsent_bytes = {limit:,}; ask for less, or try later",
+            code="memory",
+            retry_after=5,
+        )
+        await error.to_response()(scope, receive, send)
 
     def check(self, path: str, headers: Headers) -> str | None:
         """Return the name of the key, or raise an error if this request must not be answered."""
