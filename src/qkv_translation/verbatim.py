@@ -7,6 +7,7 @@ marks and dashes that the tokenizer never saw are replaced by their ASCII form, 
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -37,6 +38,8 @@ CLAUSE_MARKS = (",", ":", ";")
 MIN_SYMBOL_BYTES = 3  # in UTF-8; the usual signs of European languages have fewer
 NUM_BYTES = 256
 MAX_SPECIAL_TOKENS = 32
+MAX_ALIGNED_WORDS = 64
+"""In longer sentences, copies are inserted at the same fraction of the words: an alignment takes quadratic time."""
 
 
 def make_symbol_check(tokenizer: Tokenizer) -> Callable[[str], bool]:
@@ -139,12 +142,15 @@ class MaskedSource:
                     return same[0][0] if start == copied.position else same[0][1]
         if source_words and source_words[-1][0] < copied.position:
             return target_words[-1][1] if target_words else len(result.text)
-        # the gap between two words that leaves the fewest words on the wrong side
-        is_before = {link.target_start: link.source_start < copied.position for link in find_links(result)}
-        wrong = [sum(is_before.values())]
-        for start, _ in target_words:
-            wrong.append(wrong[-1] + {True: -1, False: 1, None: 0}[is_before.get(start)])
-        gap = wrong.index(min(wrong))
+        if len(source_words) > MAX_ALIGNED_WORDS:
+            num_before = sum(start < copied.position for start, _ in source_words)
+            gap = len(target_words) * num_before // len(source_words)
+        else:  # the gap between two words that leaves the fewest words on the wrong side
+            is_before = {link.target_start: link.source_start < copied.position for link in find_links(result)}
+            wrong = [sum(is_before.values())]
+            for start, _ in target_words:
+                wrong.append(wrong[-1] + {True: -1, False: 1, None: 0}[is_before.get(start)])
+            gap = wrong.index(min(wrong))
         if touches_next and gap < len(target_words):
             return target_words[gap][0]
         return target_words[gap - 1][1] if gap else 0
@@ -165,7 +171,12 @@ def find_parentheticals(text: str, is_unseen: Callable[[str], bool]) -> list[tup
     """
     urls = [extend_url(text, *match.span()) for match in URL.finditer(text)]
     found = [(one.span(), one[1] or one[2]) for one in PARENTHETICAL.finditer(text) if is_unseen(text[one.start()])]
-    return [one for one in found if not any(start < one[0][0] and one[0][1] <= end for start, end in urls)]
+
+    def is_in_url(start: int, end: int) -> bool:
+        number = bisect_left(urls, (start, 0)) - 1  # the last URL that begins before
+        return number >= 0 and end <= urls[number][1]
+
+    return [one for one in found if not is_in_url(*one[0])]
 
 
 def is_translated(parenthetical: str, text: str) -> bool:

@@ -1,5 +1,6 @@
 """What a translator copies as it is: URLs, list markers, and symbols that its tokenizer never saw."""
 
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from qkv.text import Tokenizer
 from qkv.text.tokenizer import SYMBOLS_KEY
 from qkv.text.words import split_words
 from qkv.train.recipe.schema import TokenizerSection
-from qkv_translation.verbatim import inner_span, leave_out_copied, make_symbol_check
+from qkv_translation.verbatim import find_parentheticals, inner_span, leave_out_copied, make_symbol_check
 
 EN_FR = qkv.load("en-fr")
 UNSEEN = "☃♥€“”–—😀👩💻".__contains__
@@ -265,3 +266,46 @@ def test_a_flag_is_no_text(name: str) -> None:
 def test_a_tuple_is_no_list_of_texts() -> None:
     with pytest.raises(UsageError, match="reads one text at a time; give a list of strings"):
         EN_FR.translate(("Hello.", "Good bye."))
+
+
+def test_the_alignment_of_copies_reports_its_progress_so_that_it_can_be_stopped() -> None:
+    calls = list[tuple[int, int]]()
+    EN_FR.translate("a ( " * 40 + "b", max_tokens=1, progress=lambda *numbers: calls.append(numbers))
+    assert len(calls) > 2, "one for the translation, and one for each batch of the alignment"
+
+    class Stopped(Exception):
+        pass
+
+    def stop(*_: int) -> None:
+        raise Stopped
+
+    for text in ("a ( " * 40 + "b", "I (my friend) go."):
+        with pytest.raises(Stopped):
+            EN_FR.translate(text, max_tokens=1, progress=stop)
+
+
+def test_parentheses_are_translated_with_progress() -> None:
+    calls = list[tuple[int, int]]()
+    EN_FR.translate("Tom (my friend) sings.", progress=lambda *numbers: calls.append(numbers))
+    assert calls[0] == (0, 0)
+
+
+def test_copies_in_long_sentences_need_no_alignment() -> None:
+    source = leave_out_copied("a ☃ " * 200 + "b", UNSEEN)
+    result = GeneratedText(source.text, "x " * 20 + "y", 0.0, "end", [1])
+
+    def find_links(_: GeneratedText) -> list[WordLink]:
+        raise AssertionError("it takes quadratic time")
+
+    text = source.insert_copies(result, find_links).text
+    assert text.count("☃") == 200
+    assert text.startswith("☃ ☃")
+    assert text.endswith("☃ y")
+    assert text.count("☃", 0, len(text) // 2) in range(90, 111)
+
+
+def test_brackets_beside_many_urls_take_linear_time() -> None:
+    text = "(a) www.b.cc/(d) " * 20_000
+    began = time.process_time()
+    assert len(find_parentheticals(text, "()".__contains__)) == 20_000
+    assert time.process_time() - began < 2

@@ -74,6 +74,8 @@ def probability_drops(
             batch = sources[start : start + SOURCES_PER_BATCH]
             rows = score(model.network, batch, [target] * len(batch), tap=make_tap())
             scored += [[one.logprob for one in row] for row in rows]
+            if model.progress is not None:
+                model.progress(min(start + SOURCES_PER_BATCH, len(sources)), len(sources))
     logprobs = np.array(scored).T
     drops: np.ndarray = logprobs[:, :1] - logprobs[:, 1:]
     return drops

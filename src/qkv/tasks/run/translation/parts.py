@@ -13,7 +13,7 @@ from typing import Any
 from qkv.decode import GenerationOptions
 from qkv.decode.result import FinishReason
 from qkv.errors import UsageError
-from qkv.progress import OnProgress
+from qkv.progress import OnProgress, repeat_progress
 from qkv.tasks.run.generate import (
     GeneratedText,
     WordLink,
@@ -59,23 +59,24 @@ def translate(model: TextModel, texts: Sequence[str], options: TranslateOptions)
         spans = [part for span in trimmed for part in split_to_fit(text, span, fits)]
         return [part for span in spans if (part := processor.read(text, span)) is not None]
 
-    def generate(chosen: Sequence[Part], progress: OnProgress | None = None) -> None:
+    def generate(chosen: Sequence[Part], progress: OnProgress | None) -> None:
         read = [part for part in chosen if part.has_letters]
         generate_parts(replace(model, progress=progress), read, options)
         for part in chosen:
             part.result = part.result or GeneratedText(part.source, part.source, 0.0, "end", [])
-            finish_part(model, processor, part, prompt, options.align)
+            finish_part(last, processor, part, prompt, options.align)
 
     plain = replace(options, sentences=True, top=1, align=False, prefix="")
-    quiet = replace(model, progress=None)
-    processor.prepare(list(filter(is_split, texts)), lambda others: translate(quiet, others, plain))
+    first = replace(model, progress=repeat_progress(model.progress, 0, 0))
+    processor.prepare(list(filter(is_split, texts)), lambda others: translate(first, others, plain))
     parts = [split(text) for text in texts]
     for several in parts:
         if several:
             several[0].prefix = options.prefix.rstrip()
     flat = [part for several in parts for part in several]
+    last = replace(model, progress=repeat_progress(model.progress, len(flat), len(flat)))
     generate(flat, model.progress)
-    processor.improve(flat, generate)
+    processor.improve(flat, lambda again: generate(again, last.progress))
     return [join_parts(text, several, keep_gaps=True) for text, several in zip(texts, parts, strict=True)]
 
 
