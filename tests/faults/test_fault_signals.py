@@ -36,7 +36,6 @@ def start(code: str) -> subprocess.Popen:
     """A new Python that runs `code` and has said that it is ready."""
     command = [sys.executable, "-c", HEAD + textwrap.dedent(code)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
 

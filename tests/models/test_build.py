@@ -39,7 +39,6 @@ def test_networks_hold_no_buffers(config: Make) -> None:
 def test_a_tied_head_shares_the_embeddings_storage(config: Make) -> None:
     network = build(config("decoder", TIED))
     assert isinstance(network, Decoder)
-    assert network.head.out is not None
     assert network.head.out.weight is network.embedding.token.weight
     names = [name for name, _ in network.named_parameters()]
     assert "embedding.token.weight" in names
@@ -54,7 +53,6 @@ def test_a_tied_head_is_still_tied_after_a_change_of_type(config: Make) -> None:
 def test_a_shared_embedding_is_one_for_source_target_and_tied_head(stack_config: Make) -> None:
     network = build(Config(encoder=stack_config(), decoder=stack_config(), head=TIED, share_embeddings=True))
     assert isinstance(network, Seq2Seq)
-    assert network.head.out is not None
     assert network.source_embedding.token is network.target_embedding.token
     assert network.head.out.weight is network.source_embedding.token.weight
 
@@ -62,7 +60,6 @@ def test_a_shared_embedding_is_one_for_source_target_and_tied_head(stack_config:
 def test_separate_embeddings_are_separate_and_the_head_is_tied_to_the_target_s(stack_config: Make) -> None:
     network = build(Config(encoder=stack_config(vocab_size=50), decoder=stack_config(), head=TIED))
     assert isinstance(network, Seq2Seq)
-    assert network.head.out is not None
     assert network.source_embedding.token.weight.shape == (50, 16)
     assert network.head.out.weight is network.target_embedding.token.weight
 

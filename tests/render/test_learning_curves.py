@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qkv.errors import QkvError, UsageError
+from qkv.errors import QkvError
 from qkv.render.learning_curves import downsample, draw_curves
 from qkv.render.svg import COLOURS, Scale
 from qkv.train.run.curves import read_curves
@@ -130,11 +130,6 @@ def test_the_metric_may_be_chosen(tmp_path):
     assert "tokens_right" in words(drawn({"a": run(tmp_path, *rows)}, tmp_path, metric="tokens_right"))
 
 
-def test_a_metric_that_was_not_measured_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="did you mean 'exact'"):
-        drawn({"a": run(tmp_path, *ROWS)}, tmp_path, metric="exatc")
-
-
 def test_the_last_line_may_be_half_written(tmp_path):
     folder = run(tmp_path, *ROWS)
     whole = read_curves("a", folder)
@@ -161,14 +156,19 @@ def test_full_epochs_are_those_that_were_read_to_their_end(tmp_path, epoch, reas
     assert read_curves("a", run(tmp_path, *rows, {"kind": "end", "step": 20, "reason": reason})).full_epochs == full
 
 
-def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
-    with pytest.raises(QkvError, match="no such file"):
-        drawn({"a": tmp_path / "nowhere"}, tmp_path)
-
-
-def test_a_run_without_a_step_is_refused(tmp_path):
-    with pytest.raises(QkvError, match="nothing to draw yet"):
-        drawn({"a": run(tmp_path)}, tmp_path)
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        (None, {}, "no such file"),
+        ((), {}, "nothing to draw yet"),
+        (ROWS, {"metric": "exatc"}, "did you mean 'exact'"),
+    ],
+    ids=["no folder", "no step", "no such metric"],
+)
+def test_what_cannot_be_drawn_is_refused(tmp_path, rows, options, message):
+    folder = tmp_path / "nowhere" if rows is None else run(tmp_path, *rows)
+    with pytest.raises(QkvError, match=message):
+        drawn({"a": folder}, tmp_path, **options)
 
 
 def ticks(picture: ElementTree.Element, row: float) -> list[str]:

@@ -55,7 +55,6 @@ def assert_same_content(first: Path, second: Path) -> None:
 
 def test_results_have_file_lines_and_text(notes: Path, model: qkv.Model) -> None:
     index = build(notes, model)
-    assert index.report is not None
     assert index.files == ["deep/dog.txt", "empty.txt", "fox.md"]
     assert set(index.report.skipped) == {"latin.txt", "picture.bin"}
     assert not any("secret" in index.passage_text(i) for i in range(len(index)))
@@ -116,7 +115,6 @@ def test_update_embeds_only_changed_files(notes: Path, model: qkv.Model, monkeyp
         "a quick dog"
     ]  # and the sentence that tests the model
     report = index.report
-    assert report is not None
     assert (report.files, report.embedded_files, report.embedded_passages, report.removed_files) == (4, 1, 1, 1)
 
 
@@ -142,7 +140,6 @@ def test_updated_index_equals_a_fresh_one(notes: Path, model: qkv.Model) -> None
 def test_other_settings_embed_all_files_again(notes: Path, model: qkv.Model) -> None:
     build(notes, model)
     index = build(notes, model, max_tokens=30, dtype="float16")
-    assert index.report is not None
     assert index.report.embedded_files == index.report.files
     assert index.vectors.vectors.dtype == np.float16
     assert index.update().report.embedded_files == 0  # type: ignore[union-attr] # the settings stay
@@ -154,7 +151,6 @@ def test_index_of_other_files_is_not_overwritten(notes: Path, model: qkv.Model) 
         qkv.Index.build(notes / "fox.md", model=model, out=notes.parent / "index")
     notes.rename(notes.parent / "moved")
     moved = qkv.Index.build(notes.parent / "moved", model=model, out=notes.parent / "index")
-    assert moved.report is not None
     assert moved.report.embedded_files == 0
 
 
@@ -216,7 +212,6 @@ def test_pictures_are_skipped_unless_they_are_named(notes: Path, model: qkv.Mode
     for name in ("drawing.svg", "DRAWING2.SVG"):
         (notes / name).write_text("<svg><text>the quick zebra</text></svg>")
     report = build(notes, model, max_tokens=30).report
-    assert report is not None
     assert report.skipped["drawing.svg"] == report.skipped["DRAWING2.SVG"] == "it is a picture"
     named = qkv.Index.build(notes / "drawing.svg", model=model, out=notes.parent / "named", max_tokens=30)
     assert named.search("zebra", method="bm25").hits

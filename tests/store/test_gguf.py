@@ -70,7 +70,6 @@ def test_import_writes_a_folder_with_tokenizer_and_chat_template(
     assert cli.run_command(["info", str(llama)]) == 0
     first, again = qkv.load(llama), qkv.load("llama")
     assert torch.equal(first.logits(IDS), again.logits(IDS))
-    assert again.tokenizer is not None
     assert again.tokenizer.config["chat_template"] == CHAT_TEMPLATE
     assert Path("other/config.json").exists()
     assert cli.run_command(["import", str(tmp_path / "llama")]) == 2
@@ -79,7 +78,6 @@ def test_import_writes_a_folder_with_tokenizer_and_chat_template(
 
 def test_the_tokenizer_gives_the_ids_of_the_original(llama: Path) -> None:
     original, loaded = chat_tokenizer(), qkv.load(llama).tokenizer
-    assert loaded is not None
     for text in TEXTS:
         assert loaded.encode(text) == original.encode(text)
         assert loaded.decode(loaded.encode(text)) == text

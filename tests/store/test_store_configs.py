@@ -22,13 +22,11 @@ def test_a_file_instead_of_a_folder(either, refused):
     refused(either / "model.safetensors", "model.safetensors", "this is a file", "folder")
 
 
-def test_no_config(either, refused):
+def test_no_config(either, tmp_path, refused):
+    (tmp_path / "empty").mkdir()
     (either / "config.json").unlink()
-    refused(either, str(either), "no config.json")
-
-
-def test_an_empty_folder(tmp_path, refused):
-    refused(tmp_path, str(tmp_path), "no config.json")
+    for folder in (either, tmp_path / "empty"):
+        refused(folder, str(folder), "no config.json")
 
 
 def test_a_config_that_cannot_be_read(either, refused):
@@ -65,19 +63,19 @@ def test_a_config_that_is_not_a_json_object_is_refused(either, content, word, re
     refused(either, str(either / "config.json"), word)
 
 
-def test_an_unknown_architecture_is_refused_with_the_nearest_known_one(foreign, edit, refused):
-    edit(foreign, model_type="berts")
-    refused(foreign, "config.json", "'berts'", "did you mean 'bert'?")
-
-
-def test_an_unknown_architecture_without_a_similar_name_is_refused_with_all_known_ones(foreign, edit, refused):
-    edit(foreign, model_type="xyzzy")
-    refused(foreign, "'xyzzy'", *ARCHITECTURES)
-
-
-def test_an_unknown_class_is_refused_with_the_nearest_known_one(foreign, edit, refused):
-    edit(foreign, architectures=["BertForMaskedLMs"])
-    refused(foreign, "'BertForMaskedLMs'", "did you mean 'BertForMaskedLM'?")
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"model_type": "berts"}, ["config.json", "'berts'", "did you mean 'bert'?"]),
+        ({"model_type": "xyzzy"}, ["'xyzzy'", *ARCHITECTURES]),  # no name is similar, so all are listed
+        ({"architectures": ["BertForMaskedLMs"]}, ["'BertForMaskedLMs'", "did you mean 'BertForMaskedLM'?"]),
+        ({"num_attention_heads": 3}, ["config.json", "width = 8", "heads = 3"]),
+    ],
+    ids=["architecture", "strange architecture", "class", "heads"],
+)
+def test_a_wrong_value_of_a_hugging_face_config_is_refused(foreign, edit, refused, keys, words):
+    edit(foreign, **keys)
+    refused(foreign, *words)
 
 
 UNSUPPORTED = [
@@ -111,11 +109,6 @@ def test_a_missing_size_is_named(key, foreign, refused):
     del sizes[key]
     (foreign / "config.json").write_text(json.dumps(sizes))
     refused(foreign, "config.json", "missing", key)
-
-
-def test_a_size_that_does_not_divide(foreign, edit, refused):
-    edit(foreign, num_attention_heads=3)
-    refused(foreign, "config.json", "width = 8", "heads = 3")
 
 
 @pytest.mark.parametrize(

@@ -81,29 +81,22 @@ def test_a_module_that_is_not_supported(make, refused):
     refused(make(MEAN, "Dense"), "modules.json", "'Dense'")
 
 
-@pytest.mark.parametrize("content", ["{", "{}", "[1]", '"x"', ""], ids=["cut", "object", "numbers", "text", "empty"])
+@pytest.mark.parametrize(
+    "content",
+    [b"{", b"{}", b"[1]", b'"x"', b"", b"\xff\xfe\x80"],
+    ids=["cut", "object", "numbers", "text", "empty", "binary"],
+)
 def test_modules_that_cannot_be_read(make, content, refused):
     folder = make(MEAN)
-    (folder / "modules.json").write_text(content)
+    (folder / "modules.json").write_bytes(content)
     refused(folder, "modules.json")
 
 
-def test_modules_that_are_not_text(make, refused):
-    folder = make(MEAN)
-    (folder / "modules.json").write_bytes(b"\xff\xfe\x80")
-    refused(folder, "modules.json")
-
-
-def test_a_missing_pooling_is_named(make, refused):
-    folder = make(MEAN)
-    (folder / "1_Pooling" / "config.json").unlink()
-    refused(folder, "1_Pooling")
-
-
-def test_a_missing_transformer_is_named(make, refused):
+@pytest.mark.parametrize("part", ["0_Transformer", "1_Pooling"])
+def test_a_missing_part_is_named(make, refused, part):
     folder = make(MEAN, inner="0_Transformer")
-    (folder / "0_Transformer" / "config.json").unlink()
-    refused(folder, "0_Transformer")
+    (folder / part / "config.json").unlink()
+    refused(folder, part)
 
 
 def test_paths_of_modules_stay_inside_the_folder(make, model, tmp_path, refused):

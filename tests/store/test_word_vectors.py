@@ -64,17 +64,17 @@ def test_the_exact_spelling_has_precedence(tmp_path: Path, lines: str) -> None:
     assert layer.weight[3].tolist() == [3, 3, 3]
 
 
-def test_lower_case_is_not_looked_up_by_default(tmp_path: Path) -> None:
-    with pytest.raises(QkvError, match="none of its words is in the vocabulary of 5"):
-        read(embedding(), write(tmp_path, "paris 1 2 3\n"), VOCABULARY)
-
-
-@pytest.mark.parametrize("text", ["the 1 2 3 4\n", "10 4\nthe 1 2 3 4\n"], ids=["glove", "word2vec"])
-def test_vectors_of_another_width_are_refused_with_both(tmp_path: Path, text: str) -> None:
-    with pytest.raises(QkvError, match=r"its vectors have width 4, the embedding 3; set model.width = 4"):
-        read(embedding(), write(tmp_path, text), VOCABULARY)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(QkvError, match=r"none.txt: no such file"):
-        read(embedding(), tmp_path / "none.txt", VOCABULARY)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("the 1 2 3 4\n", "its vectors have width 4, the embedding 3; set model.width = 4"),
+        ("10 4\nthe 1 2 3 4\n", "its vectors have width 4, the embedding 3; set model.width = 4"),
+        ("paris 1 2 3\n", "none of its words is in the vocabulary of 5"),  # lower case is not looked up by default
+        (None, r"vectors\.txt: no such file"),
+    ],
+    ids=["width, glove", "width, word2vec", "no known word", "no file"],
+)
+def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
+    path = tmp_path / "vectors.txt" if text is None else write(tmp_path, text)
+    with pytest.raises(QkvError, match=message):
+        read(embedding(), path, VOCABULARY)

@@ -28,7 +28,6 @@ MODEL = chat_model()
 
 
 def ids_of(text: str) -> list[int]:
-    assert MODEL.tokenizer is not None
     return MODEL.tokenizer.encode(text, add_special_tokens=False, parse_special_tokens=True)
 
 
@@ -95,7 +94,6 @@ def test_a_chat_is_continued_with_its_messages() -> None:
 def test_streams_have_the_text_of_the_reply() -> None:
     stream = MODEL.chat("Hello", max_tokens=12, stream=True)
     texts = list(stream)
-    assert stream.reply is not None
     assert "".join(texts) == stream.reply.text == MODEL.chat("Hello", max_tokens=12).text
     with pytest.raises(qkv.UsageError, match="unknown option"):
         list(MODEL.chat("Hello", stream=True, max_token=3))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from prepare_samples import KINDS, sample_files, sample_recipe
+from prepare_samples import KINDS, sample_recipe
 from rich.console import Console
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -21,13 +21,6 @@ from qkv.tasks.prepare.memory import activation_bytes, estimate_memory, resolve_
 from qkv.tasks.prepare.prepare import prepare
 from qkv.train import step
 from qkv.train.recipe.recipe_file import loads
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("described")
-    sample_files(path)
-    return path
 
 
 @pytest.mark.parametrize("kind", KINDS)

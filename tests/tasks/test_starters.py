@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from prepare_samples import KINDS, sample_files
+from prepare_samples import KINDS
 
 import qkv
 from qkv.blocks import HeadConfig
@@ -29,13 +29,6 @@ from qkv.train.recipe.recipe_file import loads, read
 from qkv.train.recipe.schema import Recipe
 
 STARTERS = find_starters()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("started")
-    sample_files(path)
-    return path
 
 
 @pytest.mark.parametrize("task", STARTERS)

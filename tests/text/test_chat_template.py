@@ -213,7 +213,6 @@ def test_one_process_renders_many_templates_and_is_replaced_when_it_ends() -> No
         first = process.sandbox._process
         assert "unexpected end of template" in str(process.render("{{ a", [{}])[0])
         assert process.sandbox._process is first
-        assert first is not None
         first.kill()
         first.wait()
         assert process.render("{{ a }}?", [{"a": "é\n"}]) == ["é\n?"]
@@ -240,7 +239,6 @@ def test_after_an_interruption_the_next_caller_gets_its_own_text(error: type[Bas
     try:
         process.render("{{ a }}", [{"a": "before"}])
         first = process.sandbox._process
-        assert first is not None
         pipe = first.stdout
 
         class Interrupted:

@@ -24,19 +24,25 @@ def test_roles_come_from_tokenizer_config_whatever_the_spelling():
     assert (roles.bos, roles.eos, roles.pad) == (1, 2, 3)
 
 
-def test_special_tokens_map_is_read_and_tokenizer_config_wins(tmp_path):
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (
+            {
+                "special_tokens_map.json": {"bos_token": "«go»", "eos_token": "«go»"},
+                "tokenizer_config.json": {"eos_token": "«stop»"},  # has precedence over the map
+            },
+            SpecialTokens(bos=1, eos=2),
+        ),
+        # "cat" is not a special token, whatever config.json says
+        ({"config.json": {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}}, SpecialTokens(bos=1, eos=2)),
+    ],
+)
+def test_roles_are_read_from_the_files_of_a_folder(tmp_path, files, expected):
     backend_with("«go»", "«stop»").save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": "«go»", "eos_token": "«go»"}))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "«stop»"}))
-    roles = Tokenizer.load(tmp_path).special_tokens
-    assert (roles.bos, roles.eos) == (1, 2)
-
-
-def test_ids_in_the_model_s_config_are_a_help_where_nothing_else_says(tmp_path):
-    backend_with("«go»", "«stop»").save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}))
-    roles = Tokenizer.load(tmp_path).special_tokens
-    assert (roles.bos, roles.eos, roles.pad) == (1, 2, None)  # "cat" is no special token, whatever config.json says
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    assert Tokenizer.load(tmp_path).special_tokens == expected
 
 
 @pytest.mark.parametrize(
@@ -164,13 +170,3 @@ def test_types_mark_the_second_text(corpus):
     ids, types = tokenizer.encode_with_token_types("the cat", "sat on")
     assert types == [0, 0, 0, 0, 1, 1, 1]
     assert len(ids) == 7
-
-
-def test_a_template_without_its_token_is_refused(corpus):
-    with pytest.raises(UsageError, match="needs a token for the role 'cls'"):
-        Tokenizer.train("word", iter(corpus), 400, template="bert")
-
-
-def test_a_wrong_template_suggests_the_nearest(corpus):
-    with pytest.raises(UsageError, match="did you mean 'bert'"):
-        Tokenizer.train("word", iter(corpus), 400, template="bret")

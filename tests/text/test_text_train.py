@@ -168,15 +168,21 @@ def test_ordinary_text_is_not_cut(text):
 # -------------------------------------------------------------------- calls that are wrong
 
 
-def test_a_wrong_kind_suggests_the_nearest(corpus):
-    with pytest.raises(UsageError, match="kind = 'wordpeice' is unknown; did you mean 'wordpiece'"):
-        Tokenizer.train("wordpeice", iter(corpus), 500)
-
-
-@pytest.mark.parametrize(("kind", "size", "least"), [("byte-bpe", 200, 259), ("byte", 258, 259), ("word", 3, 5)])
-def test_a_size_too_small_says_how_large(kind, size, least, corpus):
-    with pytest.raises(UsageError, match=f"at least {least}"):
-        Tokenizer.train(kind, iter(corpus), size)
+@pytest.mark.parametrize(
+    ("kind", "size", "options", "message"),
+    [
+        ("wordpeice", 500, {}, "kind = 'wordpeice' is unknown; did you mean 'wordpiece'"),
+        ("byte-bpe", 200, {}, "at least 259"),
+        ("byte", 258, {}, "at least 259"),
+        ("word", 3, {}, "at least 5"),
+        ("bpe", 500, {"special_tokens": ["pad", "eos"]}, "role 'unk'"),
+        ("word", 400, {"template": "bert"}, "needs a token for the role 'cls'"),
+        ("word", 400, {"template": "bret"}, "did you mean 'bert'"),
+    ],
+)
+def test_a_wrong_option_is_refused(kind, size, options, message, corpus):
+    with pytest.raises(UsageError, match=message):
+        Tokenizer.train(kind, iter(corpus), size, **options)
 
 
 def test_a_missing_file_is_named_and_strings_are_explained(tmp_path):
@@ -206,11 +212,6 @@ def test_a_file_that_is_not_utf8_is_named(tmp_path):
     tmp_path.joinpath("latin.txt").write_bytes("größe".encode("latin-1"))
     with pytest.raises(QkvError, match=r"latin\.txt: not UTF-8"):
         Tokenizer.train("bpe", [tmp_path / "latin.txt"], 500)
-
-
-def test_a_kind_that_may_meet_unknown_text_needs_the_role(corpus):
-    with pytest.raises(UsageError, match="role 'unk'"):
-        Tokenizer.train("bpe", iter(corpus), 500, special_tokens=["pad", "eos"])
 
 
 def test_a_negative_id_is_named(trained):

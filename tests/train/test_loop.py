@@ -162,26 +162,24 @@ def test_nothing_to_train_is_refused(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------- the last weights
 
 
-def test_the_last_weights_unless_told_otherwise(tmp_path: Path, losses: Callable[..., None]) -> None:
-    losses(1.0, 2.0)
-    recipe = quick(tmp_path, steps=4)
-    assert_weights(train(recipe), kept(recipe, 4))
-
-
 @pytest.mark.parametrize(
-    "cadence", [{}, {"save_every": 3, "keep_checkpoints": 1}], ids=["saved each time", "saved seldom"]
+    ("values", "keys", "step"),
+    [
+        ((1.0, 2.0), {"steps": 4}, 4),
+        ((3.0, 1.0, 2.0, 1.5, 2.0), {"steps": 5, "final": "best"}, 2),
+        ((3.0, 1.0, 2.0, 1.5, 2.0), {"steps": 5, "final": "best", "save_every": 3, "keep_checkpoints": 1}, 2),
+        ((3.0, 2.0, 2.0, 2.0, 1.0), {"steps": 5, "final": "best", "eval_every": 2}, 5),
+    ],
+    ids=["last by default", "best, saved each time", "best, saved seldom", "best is last"],
 )
-def test_the_best_weights(tmp_path: Path, losses: Callable[..., None], cadence: dict[str, int]) -> None:
-    losses(3.0, 1.0, 2.0, 1.5, 2.0)
-    recipe = quick(tmp_path, steps=5, final="best", **cadence)
-    assert_weights(train(recipe), kept(recipe, 2))
-    assert "the final weights are those of step 2, which has the best metric" in notes_of(recipe.run)
-
-
-def test_the_best_weights_may_be_the_last(tmp_path: Path, losses: Callable[..., None]) -> None:
-    losses(3.0, 2.0, 2.0, 2.0, 1.0)
-    recipe = quick(tmp_path, steps=5, final="best", eval_every=2)
-    assert_weights(train(recipe), kept(recipe, 5))
+def test_the_last_or_the_best_weights(
+    tmp_path: Path, losses: Callable[..., None], values: tuple[float, ...], keys: dict[str, Any], step: int
+) -> None:
+    losses(*values)
+    recipe = quick(tmp_path, **keys)
+    assert_weights(train(recipe), kept(recipe, step))
+    is_told = "the final weights are those of step 2, which has the best metric" in notes_of(recipe.run)
+    assert is_told == (step == 2)
 
 
 def test_a_best_checkpoint_that_is_damaged_costs_the_best_weights_only(

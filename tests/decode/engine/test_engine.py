@@ -33,7 +33,6 @@ def expected(kind: str, prompt: list[int], options: GenerationOptions = GREEDY) 
 def check(kind: str, request: Request, prompt: list[int], options: GenerationOptions = GREEDY) -> None:
     """It wrote what it would have written alone; scores show what tokens may hide."""
     wanted = generate(small(kind), [prompt], options, letters())[0]
-    assert request.result is not None
     assert request.result.ids == wanted.ids
     assert request.result.score == pytest.approx(wanted.score, abs=1e-9)
 

@@ -136,7 +136,6 @@ def test_a_power_law_is_extrapolated_and_its_uncertainty_depends_on_the_records(
             return mean_score(([0.0] * wrong + [1.0] * (200 - wrong)) * repeat)
 
         curve = learn_fractions("accuracy", "planted", make_records(800), (1 / 8, 1 / 4, 1 / 2, 1), score, 60)
-        assert curve is not None
         return curve.gain
 
     gain, narrow = train_and_score(1), train_and_score(25)

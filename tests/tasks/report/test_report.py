@@ -75,13 +75,10 @@ def test_a_healthy_run_gets_no_advice(healthy: Path) -> None:
     report, names = examine(healthy)
     assert not names
     assert report.fit.verdict == "settled"
-    assert report.score is not None
     assert report.score.model.value > 0.95
     assert report.score.model.interval is not None
     assert {one.name for one in report.score.baselines} >= {"most frequent class", "nearest text (BM25)"}
-    assert report.leakage is not None
     assert not report.leakage.leaks
-    assert report.data is not None
     assert report.data.classes.keys() == {"good", "bad"}
 
 
@@ -89,7 +86,6 @@ def test_leakage_is_found(healthy: Path, tmp_path: Path) -> None:
     mixed = write_rows(tmp_path / "mixed.jsonl", [*TRAINING[:30], *VALID])
     report, names = examine(copy_run(healthy, tmp_path / "run", f"data.valid={mixed}"))
     assert names == {"leakage"}
-    assert report.leakage is not None
     assert report.leakage.num_exact == 30
     assert "30 of 190 evaluation records (16 %) also occur in the training data" in report.advice[0].reason
     assert report.advice[0].overrides == ("data.valid=", "data.valid_fraction=0.1")
@@ -99,7 +95,6 @@ def test_leakage_of_the_test_data_is_found(healthy: Path, tmp_path: Path) -> Non
     mixed = write_rows(tmp_path / "mixed.jsonl", [*TRAINING[:25], *make_rows(100, seed=7)])
     report, names = examine(copy_run(healthy, tmp_path / "run", f"data.test={mixed}"))
     assert names == {"test_leakage"}
-    assert report.test_leakage is not None
     assert report.test_leakage.num_exact == 25
     assert "25 of 125 test records (20 %) also occur in the training data" in report.advice[0].reason
 
@@ -119,7 +114,6 @@ def test_contradictory_labels_are_found(healthy: Path, tmp_path: Path) -> None:
     files = write_rows(tmp_path / "train.jsonl", [*TRAINING, *again])
     report, names = examine(copy_run(healthy, tmp_path / "run", f"data.train={files}"))
     assert names == {"labels"}
-    assert report.leakage is not None
     assert len(report.leakage.conflicts) == 20
 
 
@@ -220,7 +214,6 @@ def test_too_little_data_is_found(healthy: Path, tmp_path: Path) -> None:
     )
     report, names = examine(copy_run(healthy, tmp_path / "run", f"data.train={training}", f"data.valid={valid}"))
     assert "more_data" in names
-    assert report.learning_curve is not None
     assert report.learning_curve.gain.measured[0] > 0
     assert [point.records for point in report.learning_curve.points] == [50, 100, 200, 400]
 
@@ -236,7 +229,6 @@ def test_every_rule_is_independent_of_what_was_not_examined(healthy: Path) -> No
 
 def test_the_recipe_itself_is_trained_on_fractions_if_there_is_time(healthy: Path) -> None:
     curve = make_report(healthy, ReportOptions(max_records=40, curve_minutes=0.01)).learning_curve
-    assert curve is not None
     assert curve.model == "this recipe, 0.0033 minutes on each fraction"
     assert [point.records for point in curve.points] == [200, 400, 800]
     assert curve.gain.expected[0] <= curve.gain.value <= curve.gain.expected[1]
@@ -262,7 +254,6 @@ kind = "char"
     train(open_recipe(recipe))
     report, names = examine(tmp_path / "run")
     assert "underfitting" in names  # after two steps
-    assert report.score is not None
     assert report.score.metric == "exact_match"
     assert {one.name: one.value for one in report.score.baselines}["copy of the source"] == 1
 
@@ -277,15 +268,12 @@ def test_a_language_model_stands_beside_a_unigram_model(tmp_path: Path) -> None:
     files = [f"data.{name}={tmp_path / f'{name}.txt'}" for name in ("train", "valid")]
     train(open_recipe(recipe, [f"run={tmp_path / 'run'}", *files, f"data.cache_dir={tmp_path / 'cache'}"]))
     report, names = examine(tmp_path / "run")
-    assert report.score is not None
     assert report.score.metric == "loss"
     (baseline,) = report.score.baselines
     assert baseline.name == "unigram model"
     assert report.score.model.value > baseline.value  # it is hardly trained, and a lower loss is better
     assert "baseline" in names
-    assert report.leakage is not None
     assert [leak.text for leak in report.leakage.leaks.values()] == [lines[99]]
-    assert report.data is not None
     assert (report.score.unit, report.data.unit, report.leakage.unit) == ("document", "document", "line")
     assert not make_report(tmp_path / "run", ReportOptions(quick=True)).leakage
     asked = make_report(tmp_path / "run", ReportOptions(max_records=5, curve_minutes=0.01))
@@ -305,7 +293,6 @@ def test_the_learning_curve_of_a_language_model_is_its_loss(tmp_path: Path) -> N
     ]
     train(open_recipe(tmp_path / "language.toml", changes))
     curve = make_report(tmp_path / "run", ReportOptions(max_records=5, curve_minutes=0.01)).learning_curve
-    assert curve is not None
     assert (curve.metric, curve.unit) == ("loss", "excerpt")
     assert [round(point.records / curve.points[-1].records, 2) for point in curve.points] == [0.25, 0.5, 1.0]
     assert all(0 < point.score < 10 for point in curve.points)
@@ -325,11 +312,9 @@ def test_held_out_lines_have_their_line_numbers_and_the_loss_is_that_of_the_run(
     assert report.leakage is not None
     places = [(leak.evaluation, leak.training) for leak in report.leakage.leaks.values()]
     assert places == [(f"{file}:103", f"{file}:2"), (f"{file}:118", f"{file}:5")]
-    assert report.score is not None
     assert report.score.model.value == pytest.approx(report.curves.validation["loss"][-1][1], rel=1e-5)
     assert not report.notes
     sampled = make_report(tmp_path / "run", ReportOptions(max_records=1))
-    assert sampled.score is not None
     assert (sampled.score.unit, sampled.score.num_records, sampled.score.num_usable) == ("excerpt", 1, 2)
     assert "excerpts of 2,000 characters" in sampled.notes[-1]
 
@@ -348,15 +333,12 @@ def test_texts_from_a_template_are_no_leaks_and_a_useless_summariser_trains_long
     files = [f"data.train={training}", f"data.valid={valid}", f"data.cache_dir={tmp_path / 'cache'}"]
     train(open_recipe(recipe, [f"run={tmp_path / 'run'}", *files]))
     report, names = examine(tmp_path / "run")
-    assert report.leakage is not None
     assert not report.leakage.leaks
-    assert report.score is not None
     assert report.score.model.value == 0
     assert names == {"underfitting"}
     pytest.importorskip("rouge_score", reason='computes ROUGE; pip install "qkv[rouge]"')
     train(open_recipe(recipe, [f"run={tmp_path / 'rouge'}", *files, "train.steps=4", "train.metric=rougeL"]))
     report = make_report(tmp_path / "rouge", ReportOptions(curve_minutes=0.001))
-    assert report.score is not None
     assert report.score.metric == "rougeL"
     assert "first sentence of the source" in {one.name for one in report.score.baselines}
     (note,) = (note for note in report.notes if "there is no learning curve" in note)

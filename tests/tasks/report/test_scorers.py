@@ -94,7 +94,6 @@ def test_predictions_of_each_task_are_scored_beside_baselines(name: str) -> None
     if name == "short text":  # a decoder's task is language modelling, so its scorer is made for text to text
         model = TextModel(*parts_of(seq2seq()))
     scorer = find_scorer(model.config, found)
-    assert scorer is not None
     assert scorer.metric == metric
     expected = [scorer.expected(one) for one in found]
     right = [one[0] if name == "answer" else one for one in expected]
@@ -120,7 +119,6 @@ def test_the_score_is_that_of_an_evaluation() -> None:
     make, rows, _ = CASES["label"]
     model, found = TextModel(*parts_of(make())), records(rows)
     scorer = find_scorer(model.config, found)
-    assert scorer is not None
     made = predict_and_score(scorer, model, found, 60, 100)
     whole = evaluate(model.network, model.tokenizer, model.config, found).metrics["accuracy"]
     assert scorer.measure(made.predicted, made.expected) == pytest.approx(whole)
@@ -128,7 +126,6 @@ def test_the_score_is_that_of_an_evaluation() -> None:
 
 def test_spaces_around_a_short_text_are_no_error() -> None:
     scorer = find_scorer(seq2seq().config, records([{"source": "a", "target": "b "}]))
-    assert scorer is not None
     assert scorer.measure(["b", "c"], ["b ", "b "]) == 0.5
     assert scorer.score_each(["b", "c"], ["b ", "b "]) == [1.0, 0.0]
 
@@ -138,15 +135,12 @@ def test_the_metric_of_the_recipe_is_reported() -> None:
     asked = records([{"source": "The cat sat. It slept.", "target": "a cat that sat on the mat and slept"}])
     config = seq2seq().config
     usual, chosen = find_scorer(config, asked), find_scorer(config, asked, metric="rougeL")
-    assert usual is not None
-    assert chosen is not None
     assert (usual.metric, chosen.metric) == ("bleu", "rougeL")
     assert chosen.measure(["the cat sat"], ["the cat sat down"]) == pytest.approx(6 / 7)  # precision 1, recall 3/4
     assert "first sentence of the source" not in applicable_baselines(usual, asked)
     lead = applicable_baselines(chosen, asked)["first sentence of the source"]
     assert lead.predict(chosen, [], asked) == ["The cat sat."]
     unknown = find_scorer(config, asked, metric="ter")  # lower is better
-    assert unknown is not None
     assert unknown.metric == "bleu"
 
 
@@ -155,7 +149,6 @@ def test_the_chosen_metric_is_that_of_an_evaluation(metric: str) -> None:
     make, rows, _ = CASES["label"]
     model, found = TextModel(*parts_of(make())), records(rows)
     scorer = find_scorer(model.config, found, metric=metric)
-    assert scorer is not None
     made = predict_and_score(scorer, model, found, 60, 100)
     whole = evaluate(model.network, model.tokenizer, model.config, found, metrics=[metric]).metrics[metric]
     assert scorer.measure(made.predicted, made.expected) == pytest.approx(whole)
@@ -179,19 +172,16 @@ def test_baselines_predict_what_they_say() -> None:
     asked = records([{"text": "a rose", "label": "a"}, {"text": "the sea", "label": "b"}])
     config = encoder(head(kind="classify", labels=("a", "b"))).config
     scorer = find_scorer(config, asked)
-    assert scorer is not None
     every = scorer.baselines
     assert every["most frequent class"].predict(scorer, training, asked) == ["b", "b"]
     assert every["nearest text (BM25)"].predict(scorer, training, asked) == ["a", "b"]
     pairs = records([{"source": "ein Haus", "target": "a house"}, {"source": "ein Hund", "target": "a dog"}])
     text = find_scorer(seq2seq().config, pairs)
-    assert text is not None
     every = text.baselines
     assert every["copy of the source"].predict(text, pairs, pairs) == ["ein Haus", "ein Hund"]
     assert every["nearest source's target (BM25)"].predict(text, pairs, pairs[::-1]) == ["a dog", "a house"]
     tagged = records([{"tokens": ["Anna", "runs"], "tags": ["B-PER", "O"]}, {"tokens": ["Anna"], "tags": ["B-PER"]}])
     tags = find_scorer(encoder(head(kind="tag", labels=("O", "B-PER"))).config, tagged)
-    assert tags is not None
     new = records([{"tokens": ["anna", "sings"], "tags": ["O", "O"]}])
     assert tags.baselines["most frequent tag of each word"].predict(tags, tagged, new) == [("B-PER", "O")]
 

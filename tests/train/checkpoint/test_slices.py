@@ -65,7 +65,6 @@ def test_pieces_of_any_cut_load_whole_and_as_any_other_box(case):
     with tempfile.TemporaryDirectory() as folder:
         wait_for_all(save_together(folder, 1, [{"a": [piece]} for piece in pieces], {}))
         checkpoint = CheckpointFolder(folder, max_to_keep=1).newest()
-        assert checkpoint is not None
         assert same_bits(checkpoint.read_tensor("a"), tensor)
         expected = tensor[tuple(slice(b, b + n) for b, n in zip(begin, size, strict=True))]
         assert same_bits(checkpoint.read_slice("a", begin, size), expected.contiguous())
@@ -105,7 +104,6 @@ def test_it_exists_only_when_all_parts_are_there(tmp_path):
     first = CheckpointFolder(tmp_path, max_to_keep=1, rank=0, world_size=2)
     second = CheckpointFolder(tmp_path, max_to_keep=1, rank=1, world_size=2)
     first.save(1, {"a": [pieces[0]]}, {})
-    assert first._writer is not None
     first._writer.join(0.2)
     assert first._writer.is_alive(), "the first process waits for the second"
     assert first.steps() == []
@@ -127,18 +125,44 @@ def test_a_process_that_runs_ahead_to_the_same_step_does_not_lose_the_others(tmp
     assert first.open_step(1).state == {"version": 3}
 
 
-def test_a_part_whose_file_is_not_whole_is_never_made_a_checkpoint_of(tmp_path):
-    def cut_short(name: str) -> None:
-        if name == "part":
-            next(tmp_path.glob(".step-*/shard-00001-*")).write_bytes(b"")
+def empty_shard(folder):
+    next(folder.glob(".step-*/shard-00001-*")).write_bytes(b"")
 
-    first = CheckpointFolder(tmp_path, max_to_keep=1, rank=0, world_size=2)
-    second = CheckpointFolder(tmp_path, max_to_keep=1, rank=1, world_size=2, on_phase=cut_short)
+
+def fill_disk(folder):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("rank", "phase", "fault", "first_error", "second_error"),
+    [
+        (1, "part", empty_shard, "the size that rank 1 wrote; another job may be using this folder", None),
+        (1, "shard", fill_disk, r"rank 1 could not write its part.*No space left", r"be written \(No space left"),
+        (0, "manifest", fill_disk, "No space left", "rank 0 could not complete this checkpoint"),
+    ],
+)
+def test_a_process_that_fails_tells_the_other_and_no_checkpoint_is_left(
+    tmp_path, rank, phase, fault, first_error, second_error
+):
+    def on_phase(name: str) -> None:
+        if name == phase:
+            fault(tmp_path)
+
+    first, second = (
+        CheckpointFolder(
+            tmp_path, max_to_keep=1, rank=number, world_size=2, **({"on_phase": on_phase} if number == rank else {})
+        )
+        for number in range(2)
+    )
     first.save(1, {}, {})
     second.save(1, {}, {})
-    with pytest.raises(QkvError, match="the size that rank 1 wrote; another job may be using this folder"):
+    with pytest.raises(QkvError, match=first_error):
         first.wait_for_save()
+    if second_error is not None:
+        with pytest.raises(QkvError, match=second_error):
+            second.wait_for_save()
     assert first.steps() == []
+    assert fault is empty_shard or names_in(tmp_path) == []
 
 
 def test_a_part_that_does_not_come_is_told(tmp_path):
@@ -147,37 +171,6 @@ def test_a_part_that_does_not_come_is_told(tmp_path):
     with pytest.raises(QkvError, match="the shard of rank 1 did not arrive within 0 s; all ranks must see the same"):
         first.wait_for_save()
     assert names_in(tmp_path) == []
-
-
-def test_a_process_that_fails_tells_the_first_which_gives_up_and_cleans_up(tmp_path):
-    def full(name: str) -> None:
-        if name == "shard":
-            raise OSError(28, "No space left on device")
-
-    first = CheckpointFolder(tmp_path, max_to_keep=1, rank=0, world_size=2)
-    second = CheckpointFolder(tmp_path, max_to_keep=1, rank=1, world_size=2, on_phase=full)
-    first.save(1, {}, {})
-    second.save(1, {}, {})
-    with pytest.raises(QkvError, match=r"rank 1 could not write its part.*No space left"):
-        first.wait_for_save()
-    with pytest.raises(QkvError, match=r"could not be written \(No space left on device"):
-        second.wait_for_save()
-    assert names_in(tmp_path) == []
-
-
-def test_when_the_first_gives_up_the_others_hear_of_it(tmp_path):
-    def full(name: str) -> None:
-        if name == "manifest":
-            raise OSError(28, "No space left on device")
-
-    first = CheckpointFolder(tmp_path, max_to_keep=1, rank=0, world_size=2, on_phase=full)
-    second = CheckpointFolder(tmp_path, max_to_keep=1, rank=1, world_size=2)
-    first.save(1, {}, {})
-    second.save(1, {}, {})
-    with pytest.raises(QkvError, match="No space left"):
-        first.wait_for_save()
-    with pytest.raises(QkvError, match="rank 0 could not complete this checkpoint"):
-        second.wait_for_save()
 
 
 @pytest.mark.parametrize(

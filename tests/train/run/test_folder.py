@@ -49,7 +49,6 @@ with RunFolder(sys.argv[1]).lock():
 """
     process = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         with pytest.raises(QkvError, match=f"process {process.pid} on"):  # noqa: SIM117
             with RunFolder(tmp_path / "run").lock():
@@ -142,21 +141,24 @@ def test_a_killed_run_that_had_only_begun_does_not_block_its_folder(tmp_path):
         assert not folder.is_run
 
 
-def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path):
-    (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(QkvError, match=r"not a run folder, and not empty \(thesis.txt\)"):  # noqa: SIM117
-        with RunFolder(tmp_path).lock():
+@pytest.mark.parametrize(
+    ("file", "run", "message"),
+    [
+        ("thesis.txt", ".", r"not a run folder, and not empty \(thesis.txt\)"),
+        ("recipe.toml", ".", r"not a run folder, and not empty \(recipe.toml\)"),  # the recipe of one's own project
+        ("config.json", ".", r'this folder has a model but no run.*model\.from="'),
+        ("run", "run", "this is a file"),
+        ("run", "run/deep", r"cannot be used as a run folder \(Not a directory\)"),
+    ],
+)
+def test_a_place_with_other_files_is_refused_and_left_alone(tmp_path, file, run, message):
+    (tmp_path / file).write_text("mine")
+    with pytest.raises(QkvError, match=message):  # noqa: SIM117
+        with RunFolder(tmp_path / run).lock():
             pass
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
-
-
-def test_a_folder_with_the_users_own_recipe_is_refused_and_the_recipe_left_alone(tmp_path):
-    """Training with run="." in the folder of one's project must not write over the recipe that lies there."""
-    (tmp_path / "recipe.toml").write_text("# my notes")
-    with pytest.raises(QkvError, match=r"not a run folder, and not empty \(recipe.toml\)"):  # noqa: SIM117
-        with RunFolder(tmp_path).lock():
-            pass
-    assert not RunFolder(tmp_path).is_run
+    assert [path.name for path in tmp_path.iterdir()] == [file]
+    assert (tmp_path / file).read_text() == "mine"
+    assert not RunFolder(tmp_path / run).is_run
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -188,47 +190,17 @@ def test_a_run_is_under_way_once_it_has_something_to_show(tmp_path):
             assert folder.has_progress
 
 
-def test_beginning_again_clears_what_a_failed_attempt_left(tmp_path):
-    with RunFolder(tmp_path).lock() as folder:
-        folder.write_initial_recipe("wrong")
-        folder.append_log({"kind": "note", "step": 0, "text": "what was prepared"})
-        (tmp_path / "tokenizer.json").write_text("{}")
-    with RunFolder(tmp_path).lock() as folder:
-        folder.write_initial_recipe("right")
-        assert (folder.read_recipe(), folder.log_records()) == ("right", [])
-        assert not (tmp_path / "tokenizer.json").exists()
-
-
-def test_beginning_again_leaves_a_run_that_is_under_way_alone(tmp_path):
+@pytest.mark.parametrize("is_under_way", [False, True])
+def test_beginning_again_clears_what_a_failed_attempt_left_but_no_progress(tmp_path, is_under_way):
+    logged = step(1) if is_under_way else {"kind": "note", "step": 0, "text": "what was prepared"}
     with RunFolder(tmp_path).lock() as folder:
         folder.write_initial_recipe("first")
-        folder.append_log(step(1))
+        folder.append_log(logged)
         (tmp_path / "tokenizer.json").write_text("{}")
     with RunFolder(tmp_path).lock() as folder:
         folder.write_initial_recipe("second")
-        assert (folder.read_recipe(), folder.log_records()) == ("first", [step(1)])
-        assert (tmp_path / "tokenizer.json").exists()
-
-
-def test_a_folder_with_a_model_is_refused_with_a_way_to_go_on_from_it(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(QkvError, match=r'this folder has a model but no run.*model\.from="'):  # noqa: SIM117
-        with RunFolder(tmp_path).lock():
-            pass
-
-
-def test_a_file_is_not_a_folder(tmp_path):
-    (tmp_path / "run").write_text("")
-    with pytest.raises(QkvError, match="this is a file"):  # noqa: SIM117
-        with RunFolder(tmp_path / "run").lock():
-            pass
-
-
-def test_a_place_that_cannot_be_made_is_told(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(QkvError, match=r"cannot be used as a run folder \(Not a directory\)"):  # noqa: SIM117
-        with RunFolder(tmp_path / "file" / "run").lock():
-            pass
+        assert (folder.read_recipe(), folder.log_records()) == (("first", [logged]) if is_under_way else ("second", []))
+        assert (tmp_path / "tokenizer.json").exists() == is_under_way
 
 
 # ---------------------------------------------------------------- recipe and environment
