@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from qkv.blocks import HeadConfig, StackConfig
+from qkv.blocks import HeadConfig, Inputs, StackConfig
 from qkv.decode import GenerationOptions, GenerationResult
 from qkv.decode.backend import Backend
 from qkv.decode.loop import GenerationCall
-from qkv.models import Config, Network, build
+from qkv.models import Config, Network, Seq2Seq, build
 
 END, START = 1, 2
 
@@ -51,3 +51,18 @@ def run_backend(
     """What one backend generates, whether or not it would be chosen."""
     with torch.inference_mode():
         return list(backend.generate(GenerationCall(network, prompts, options, **more)))
+
+
+def slow_greedy(network: Network, prompt: list[int], new: int) -> list[int]:
+    """No cache, no batch: the whole text again for every token."""
+    out: list[int] = []
+    for _ in range(new):
+        if isinstance(network, Seq2Seq):
+            logits = network(Inputs(torch.tensor([[START, *out]]), source=Inputs(torch.tensor([prompt]))))
+        else:
+            logits = network(torch.tensor([[*prompt, *out]]))
+        token = int(logits[0, -1].argmax())
+        if token == END:
+            break
+        out.append(token)
+    return out

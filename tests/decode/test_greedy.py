@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from decode_models import END, START, tiny
+from decode_models import END, START, slow_greedy, tiny
 
 import qkv
 from qkv.blocks import Inputs
@@ -12,21 +12,6 @@ from qkv.decode import GenerationOptions, generate, score
 from qkv.decode import runner as run
 from qkv.errors import QkvError, UsageError
 from qkv.models import Network, Seq2Seq
-
-
-def slow_greedy(network: Network, prompt: list[int], new: int) -> list[int]:
-    """No cache, no batch: the whole text again for every token."""
-    out: list[int] = []
-    for _ in range(new):
-        if isinstance(network, Seq2Seq):
-            logits = network(Inputs(torch.tensor([[START, *out]]), source=Inputs(torch.tensor([prompt]))))
-        else:
-            logits = network(torch.tensor([[*prompt, *out]]))
-        token = int(logits[0, -1].argmax())
-        if token == END:
-            break
-        out.append(token)
-    return out
 
 
 @pytest.mark.parametrize("position", ["rotary", "learned", "sinusoidal", "alibi", "t5", "none"])

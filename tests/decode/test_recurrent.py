@@ -2,16 +2,16 @@
 
 import pytest
 import torch
-from decode_models import END, START
+from decode_models import END, START, slow_greedy
 from decode_models import tiny as transformer
 
-from qkv.blocks import HeadConfig, Inputs, StackConfig
+from qkv.blocks import HeadConfig, StackConfig
 from qkv.decode import Engine, GenerationOptions, generate, quantize, score
 from qkv.decode import runner as run
 from qkv.decode.backend import BACKENDS, REFERENCE, choose_backend
 from qkv.decode.options import length_divisor
 from qkv.errors import QkvError, UsageError
-from qkv.models import Config, Network, Seq2Seq, build
+from qkv.models import Config, Network, build
 
 KINDS = ["rnn", "gru", "lstm"]
 PROMPTS = [[3, 4, 5, 6], [7], [8, 9]]
@@ -38,21 +38,6 @@ def test_no_fast_path_supports_recurrence(family: str) -> None:
     """The fast paths of a GPU are asked here as well, without a GPU."""
     network = tiny(family)
     assert [one for one in BACKENDS if one.supports_network(network)] == [REFERENCE]  # type: ignore[arg-type]
-
-
-def slow_greedy(network: Network, prompt: list[int], num_tokens: int) -> list[int]:
-    """No cache, no batch: the whole text again for every token."""
-    out: list[int] = []
-    for _ in range(num_tokens):
-        if isinstance(network, Seq2Seq):
-            logits = network(Inputs(torch.tensor([[START, *out]]), source=Inputs(torch.tensor([prompt]))))
-        else:
-            logits = network(torch.tensor([[*prompt, *out]]))
-        token = int(logits[0, -1].argmax())
-        if token == END:
-            break
-        out.append(token)
-    return out
 
 
 @pytest.mark.parametrize("attention", ["additive", "none"])

@@ -46,11 +46,23 @@ def test_a_decoder_with_a_cache_is_the_full_forward(network: Make, ids: Make, po
     assert close(in_steps(small, text, steps, cache), small(text))
 
 
-@pytest.mark.parametrize("kernel", ["eager", "flex"])
-def test_every_kernel_reads_a_cache(network: Make, ids: Make, kernel: str) -> None:
-    small, text = network("decoder", position="rotary", kv_heads=2, kernel=kernel), ids(2, 5)
-    cache = small.new_cache(2, 8)
-    assert close(in_steps(small, text, [3, 1, 1], cache), small(text))
+@pytest.mark.parametrize(
+    ("options", "steps", "capacity"),
+    [
+        ({"position": "rotary", "kv_heads": 2, "kernel": "eager"}, [3, 1, 1], 8),
+        ({"position": "rotary", "kv_heads": 2, "kernel": "flex"}, [3, 1, 1], 8),
+        ({"sliding_window": 2, "sliding_window_layers": (0,)}, [4, 1, 3, 1], 9),
+        *(({}, [2, 1, 1, 5], capacity) for capacity in (1, 3, 8)),
+    ],
+    ids=["eager", "flex", "window", "grows from 1", "grows from 3", "grows from 8"],
+)
+def test_every_kernel_and_a_window_read_a_cache_that_may_grow(
+    network: Make, ids: Make, options: dict[str, Any], steps: list[int], capacity: int
+) -> None:
+    small, text = network("decoder", **options), ids(2, sum(steps))
+    cache = small.new_cache(2, capacity)
+    assert close(in_steps(small, text, steps, cache), small(text))
+    assert cache.capacity >= sum(steps)
 
 
 def test_a_wrongly_aligned_mask_would_be_noticed(network: Make, ids: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,19 +82,6 @@ def test_a_seq2seq_with_caches_is_the_full_forward(network: Make, ids: Make, pos
     full = small(Inputs(target, source=Inputs(source, document_ids=segment)))
     memory = small.build_cross_cache(small.encode(Inputs(source, document_ids=segment)))
     assert close(in_steps(small, target, [2, 1, 3], small.new_cache(2, 6), memory), full)
-
-
-def test_a_window_reaches_back_into_the_cache(network: Make, ids: Make) -> None:
-    small, text = network("decoder", sliding_window=2, sliding_window_layers=(0,)), ids(2, 9)
-    assert close(in_steps(small, text, [4, 1, 3, 1], small.new_cache(2, 9)), small(text))
-
-
-@pytest.mark.parametrize("length", [1, 3, 8])
-def test_a_cache_grows_past_its_first_length(network: Make, ids: Make, length: int) -> None:
-    small, text = network("decoder"), ids(2, 9)
-    cache = small.new_cache(2, length)
-    assert close(in_steps(small, text, [2, 1, 1, 5], cache), small(text))
-    assert cache.capacity >= 9
 
 
 # ── Prompts of unequal length ────────────────────────────────────────────────────────────────────────────────────

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,22 +53,13 @@ def test_a_model_is_calibrated_on_enough_records_and_remembers_it(tmp_path: str)
     assert loaded.classify(texts[0]).label == made.classify(texts[0]).label
 
 
-def test_hugging_face_folders_keep_temperature_and_several_labels(tmp_path: str) -> None:
-    base = qkv.new("bert-tiny").config
-    head = qkv.HeadConfig(
-        kind="classify", labels=("a", "b"), dense="tanh", bias=True, multi_label=True, temperature=1.5, dropout=0.1
-    )
-    made = qkv.new(qkv.Config(encoder=base.encoder, head=head, pad_token_id=0, architecture="bert"))
-    made.export(tmp_path)
-    found = qkv.load(tmp_path).config.head
-    assert (found.multi_label, found.temperature, found.labels) == (True, 1.5, ("a", "b"))
-
-
-def test_hugging_face_folders_keep_the_threshold(tmp_path: str) -> None:
-    base = qkv.new("bert-tiny").config
-    head = qkv.HeadConfig(kind="classify", labels=("a", "b"), dense="tanh", bias=True, threshold=0.6, dropout=0.1)
-    head = replace(head, out_of_scope="none")
-    qkv.new(qkv.Config(encoder=base.encoder, head=head, pad_token_id=0, architecture="bert")).export(tmp_path)
+@pytest.mark.parametrize(
+    "fitted", [{"multi_label": True, "temperature": 1.5}, {"threshold": 0.6, "out_of_scope": "none"}], ids=str
+)
+def test_hugging_face_folders_keep_what_was_fitted(tmp_path: str, fitted: dict[str, Any]) -> None:
+    head = qkv.HeadConfig(kind="classify", labels=("a", "b"), dense="tanh", bias=True, dropout=0.1, **fitted)
+    encoder_config = qkv.new("bert-tiny").config.encoder
+    qkv.new(qkv.Config(encoder=encoder_config, head=head, pad_token_id=0, architecture="bert")).export(tmp_path)
     assert qkv.load(tmp_path).config.head == head
 
 

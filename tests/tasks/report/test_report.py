@@ -3,6 +3,7 @@
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from planted_runs import copy_run, make_rows, train_run, write_rows
@@ -82,21 +83,22 @@ def test_a_healthy_run_gets_no_advice(healthy: Path) -> None:
     assert report.data.classes.keys() == {"good", "bad"}
 
 
-def test_leakage_is_found(healthy: Path, tmp_path: Path) -> None:
-    mixed = write_rows(tmp_path / "mixed.jsonl", [*TRAINING[:30], *VALID])
-    report, names = examine(copy_run(healthy, tmp_path / "run", f"data.valid={mixed}"))
-    assert names == {"leakage"}
-    assert report.leakage.num_exact == 30
-    assert "30 of 190 evaluation records (16 %) also occur in the training data" in report.advice[0].reason
-    assert report.advice[0].overrides == ("data.valid=", "data.valid_fraction=0.1")
-
-
-def test_leakage_of_the_test_data_is_found(healthy: Path, tmp_path: Path) -> None:
-    mixed = write_rows(tmp_path / "mixed.jsonl", [*TRAINING[:25], *make_rows(100, seed=7)])
-    report, names = examine(copy_run(healthy, tmp_path / "run", f"data.test={mixed}"))
-    assert names == {"test_leakage"}
-    assert report.test_leakage.num_exact == 25
-    assert "25 of 125 test records (20 %) also occur in the training data" in report.advice[0].reason
+@pytest.mark.parametrize(
+    ("part", "leaked", "others", "counted", "overrides"),
+    [
+        ("valid", 30, VALID, "30 of 190 evaluation records (16 %)", ("data.valid=", "data.valid_fraction=0.1")),
+        ("test", 25, make_rows(100, seed=7), "25 of 125 test records (20 %)", ()),
+    ],
+)
+def test_leakage_is_found(
+    healthy: Path, tmp_path: Path, part: str, leaked: int, others: Any, counted: str, overrides: tuple[str, ...]
+) -> None:
+    mixed = write_rows(tmp_path / "mixed.jsonl", [*TRAINING[:leaked], *others])
+    report, names = examine(copy_run(healthy, tmp_path / "run", f"data.{part}={mixed}"))
+    assert names == {"leakage" if part == "valid" else "test_leakage"}
+    assert (report.leakage if part == "valid" else report.test_leakage).num_exact == leaked
+    assert f"{counted} also occur in the training data" in report.advice[0].reason
+    assert report.advice[0].overrides == overrides
 
 
 def test_wrong_labels_are_found(healthy: Path, tmp_path: Path) -> None:

@@ -115,12 +115,14 @@ def test_predictions_of_each_task_are_scored_beside_baselines(name: str) -> None
     )
 
 
-def test_the_score_is_that_of_an_evaluation() -> None:
+@pytest.mark.parametrize("metric", ["", "accuracy", "macro_f1", "matthews"])
+def test_the_score_is_that_of_an_evaluation(metric: str) -> None:
     make, rows, _ = CASES["label"]
     model, found = TextModel(*parts_of(make())), records(rows)
-    scorer = find_scorer(model.config, found)
+    scorer = find_scorer(model.config, found, metric=metric)
     made = predict_and_score(scorer, model, found, 60, 100)
-    whole = evaluate(model.network, model.tokenizer, model.config, found).metrics["accuracy"]
+    chosen = [metric] if metric else []
+    whole = evaluate(model.network, model.tokenizer, model.config, found, metrics=chosen).metrics[metric or "accuracy"]
     assert scorer.measure(made.predicted, made.expected) == pytest.approx(whole)
 
 
@@ -142,16 +144,6 @@ def test_the_metric_of_the_recipe_is_reported() -> None:
     assert lead.predict(chosen, [], asked) == ["The cat sat."]
     unknown = find_scorer(config, asked, metric="ter")  # lower is better
     assert unknown.metric == "bleu"
-
-
-@pytest.mark.parametrize("metric", ["accuracy", "macro_f1", "matthews"])
-def test_the_chosen_metric_is_that_of_an_evaluation(metric: str) -> None:
-    make, rows, _ = CASES["label"]
-    model, found = TextModel(*parts_of(make())), records(rows)
-    scorer = find_scorer(model.config, found, metric=metric)
-    made = predict_and_score(scorer, model, found, 60, 100)
-    whole = evaluate(model.network, model.tokenizer, model.config, found, metrics=[metric]).metrics[metric]
-    assert scorer.measure(made.predicted, made.expected) == pytest.approx(whole)
 
 
 def test_texts_without_words_have_an_svm_baseline() -> None:
