@@ -10,14 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from qkv.blocks.attention import Attention
+from qkv.blocks.block import Block
 from qkv.blocks.cache import CrossCache, EncoderMemory, LayerCache, LayerMemory, SelfCache
 from qkv.blocks.config import AttentionKernel, StackConfig
 from qkv.blocks.kernels.choose import prepare_mask
 from qkv.blocks.kernels.prepared import NO_HINTS, KernelHints, PreparedMask
-from qkv.blocks.kernels.selection import restrict_mask
+from qkv.blocks.kernels.selection import gather_positions, restrict_mask
 from qkv.blocks.mask import Mask, SequenceLayout
 from qkv.blocks.norm import make_norm
-from qkv.blocks.parts import make_part, make_position
+from qkv.blocks.parts import make_part, make_position, state_shapes
 from qkv.blocks.position import Rotary, RotaryPositions, ScoreBias
 from qkv.blocks.tap import LayerTap, Tap
 
@@ -94,7 +96,7 @@ class Stack(nn.Module):
         for layer in range(self.config.layers):
             block, window = self.block_of(layer), self.config.window_of(layer)
             mask = masks[window]
-            if selected is not None and layer == last:
+            if selected is not None and layer == last and _can_restrict(block):
                 # With a cache, attention needs the layout of all queries (see `zero_padding`), so only its output is
                 # selected: (N,) indices.
                 chosen = selected if cache is None else selected.flatten()
@@ -110,6 +112,8 @@ class Stack(nn.Module):
                 x = checkpoint(block, x, *arguments, use_reentrant=False)
             else:
                 x = block(x, *arguments)
+        if x.dim() == 3:  # a part of one's own in the last block has computed all positions
+            x = gather_positions(x, selected)
         if self.norm is not None:
             x = self.norm(x)
         return tap(f"{self.name}.final", x) if tap else x
@@ -125,7 +129,7 @@ class Stack(nn.Module):
         config, weight = self.config, next(self.parameters())
         dtype = weight.dtype if weight.dtype.is_floating_point else torch.float32
         size = (config.layers, batch_size, config.kv_heads, capacity, config.head_dim)
-        return SelfCache(*size, device=weight.device, dtype=dtype)
+        return SelfCache(*size, state_shapes=state_shapes(config), device=weight.device, dtype=dtype)
 
     def prepare_masks(
         self, x: Tensor, queries: SequenceLayout, keys: SequenceLayout, hints: KernelHints = NO_HINTS
@@ -167,3 +171,8 @@ class Stack(nn.Module):
 
     def _windows(self) -> list[int]:
         return sorted({self.config.window_of(layer) for layer in range(self.config.layers)})
+
+
+def _can_restrict(block: nn.Module) -> bool:
+    """Whether a block can compute some positions only: parts of one's own may need all of them."""
+    return isinstance(block, Block) and isinstance(block.attention, Attention)

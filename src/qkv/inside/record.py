@@ -53,7 +53,7 @@ def trace(
     types = None if token_type_ids is None else [token_type_ids]
     tap = RecordingTap(network.config, sites, heads, max_bytes, edits)
     found = _trace_batch(network, [example], tap, tokenizer, types)[0]
-    for problem in tap.unapplied():
+    for problem in [*tap.unapplied(), *tap.unrecorded()]:
         raise UsageError(problem)
     return found
 
@@ -84,7 +84,8 @@ def trace_many(
     for batch in batched(examples, batch_size):
         tap = RecordingTap(network.config, sites, heads, max_bytes, edits)
         yield from _trace_batch(network, batch, tap, tokenizer)
-        unapplied = set(tap.unapplied()) if unapplied is None else unapplied & set(tap.unapplied())
+        problems = {*tap.unapplied(), *tap.unrecorded()}
+        unapplied = problems if unapplied is None else unapplied & problems
     for problem in sorted(unapplied or ()):
         raise UsageError(problem)
 
@@ -106,6 +107,7 @@ class RecordingTap(EditTap):
             sites = tuple(site for site in sites if any(fnmatchcase(name, site) for name in known))
         patterns = check_sites(config, sites)
         super().__init__(check_edits(config, edits), [pattern for pattern in patterns if pattern != LOGITS], heads)
+        self.patterns = patterns
         self.records_logits = any(fnmatchcase(LOGITS, pattern) for pattern in patterns)
         self.num_bytes, self.max_bytes = 0, max_bytes
         _check_heads(config, self.heads)
@@ -115,6 +117,16 @@ class RecordingTap(EditTap):
         if name in self.values:
             self.store(name, out)
         return out
+
+    def unrecorded(self) -> list[str]:
+        """The patterns for which nothing was recorded: a part states a site with which it never calls its tap."""
+        found = [*self.values, *([LOGITS] if self.records_logits else [])]
+        return [
+            f"nothing was recorded at {pattern!r}: a part states this site, but its forward pass never calls "
+            f"tap({activation_of(pattern)!r}, …); add the call, or remove the site from register_part"
+            for pattern in self.patterns
+            if not any(fnmatchcase(name, pattern) for name in found)
+        ]
 
     def store(self, name: str, value: Tensor) -> None:
         """Keep a copy of a value, which may be a view of a larger tensor, or the same tensor as at another site."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import Stack, Tap
+from qkv.blocks.attention import Attention
 from qkv.inside.doctor.finding import Finding, failed, passed, skipped, warned
 from qkv.inside.doctor.learning import join_names
 from qkv.inside.doctor.subject import Subject, hidden_states
@@ -56,11 +57,12 @@ def check_heads(subject: Subject) -> Finding:
         is_token = token_mask(subject, stack)
         for layer in range(stack.config.layers):
             block = stack.block_of(layer)
-            for site, attention in (("z", block.attention), ("cross_z", block.cross)):
-                if attention is None:
-                    continue
+            for site, name in (("z", "attention"), ("cross_z", "cross")):
+                attention = getattr(block, name, None)
+                if not isinstance(attention, Attention) or f"{stack.name}.{layer}.{site}" not in tap.values:
+                    continue  # a part of one's own may have no heads
                 z = tap[f"{stack.name}.{layer}.{site}"].transpose(0, 1)[:, is_token]  # (H, N, D)
-                weight: Tensor = attention.out.weight  # type: ignore[union-attr, assignment]
+                weight = attention.out.weight
                 by_head = weight.float().view(len(weight), len(z), -1).permute(1, 2, 0)  # (C, H·D) → (H, D, C)
                 sizes = root_mean_square(z.float() @ by_head, dim=(1, 2))  # (H,)
                 total += len(sizes)
@@ -73,6 +75,8 @@ def check_heads(subject: Subject) -> Finding:
             "they cost time and do nothing; prune them, or lower the number of heads or the learning rate",
             dead=dead,
         )
+    if not total:
+        return skipped("no attention of this model has heads that write through one output matrix")
     return passed(f"all {total} heads write into the residual stream")
 
 
@@ -88,9 +92,13 @@ def check_neurons(subject: Subject) -> Finding:
         tokens = max(tokens, int(is_token.sum()))
         for layer in range(stack.config.layers):
             site = f"{stack.name}.{layer}.mlp_post"
+            if site not in tap.values:
+                continue  # a part of one's own may have no neurons
             activations = tap[site][is_token].float()  # (N, F)
             is_dead = activations.abs().amax(0) <= DEAD_NEURON_FRACTION * root_mean_square(activations)
             fractions[site.removesuffix(".mlp_post")] = float(is_dead.float().mean())
+    if not fractions:
+        return skipped("no feed-forward of this model has the site mlp_post")
     worst = max(fractions, key=lambda layer: fractions[layer])
     text = f"{fractions[worst]:.0%} of the neurons of {worst} are never active on {tokens:,} tokens"
     advice = (
@@ -111,6 +119,8 @@ def check_activation_scales(subject: Subject) -> Finding:
     if subject.config.is_recurrent:
         return skipped("a recurrent model has no residual stream, and its states lie between −1 and 1")
     network, tap = record(subject, ["*.resid_pre", "*.resid_post"])
+    if any(f"{name}.0.resid_post" not in tap.values for name in network.stacks):
+        return skipped("the blocks of this model have no site resid_post")
     for stack in network.stacks.values():
         is_token = token_mask(subject, stack)
         sizes[stack.name] = [float(root_mean_square(tap[f"{stack.name}.0.resid_pre"][is_token]))]

@@ -4,12 +4,13 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from qkv.blocks import SequenceLayout, make_layout
+from qkv.blocks.parts import layer_sites
 from qkv.errors import UsageError
 from qkv.inside.attention import head_summaries
 from qkv.inside.look.attention import (
@@ -76,12 +77,13 @@ def make_document(
     `token_type_ids` are those of an encoder's text; None stands for zeros.
     """
     config = network.config
+    options = limit_views(config, options)
     layouts = {name: tokens.layout() for name, tokens in trace.tokens.items()}
     kinds = list_attentions(network, layouts)
     stacks = [kind.stack for kind in kinds if kind.name != "cross"]
     document = describe_model(config, trace.tokens, tokenizer, options)
     available = {"embeddings", "neurons"}
-    if config.head.kind in ("lm", "mlm"):
+    if config.head.kind in ("lm", "mlm") and "lens" in options.views:
         available.add("lens")
     if "embeddings" in options.views:
         document["embeddings"] = [
@@ -214,7 +216,8 @@ def make_mask_document(
 def document_sites(config: Config, options: LookOptions) -> list[str]:
     """The sites that `make_document` reads, as glob patterns for `qkv.inside.trace`."""
     require_blocks(config, "this page")
-    sites = ["*.0.resid_pre", "logits"]
+    options = limit_views(config, options)
+    sites = [*(["*.0.resid_pre"] if {"embeddings", "lens"} & {*options.views} else []), "logits"]
     if "lens" in options.views:
         sites.append("*.resid_post")
     names = ["mlp_post"] if "neurons" in options.views else []
@@ -225,6 +228,34 @@ def document_sites(config: Config, options: LookOptions) -> list[str]:
         for layer in _choose(options.layers, stack_config.layers, "layer", config):
             sites += [f"{stack}.{layer}.{name}" for name in recorded]
     return sites
+
+
+VIEW_SITES = {
+    "embeddings": ("resid_pre",),
+    "lens": ("resid_pre", "resid_post"),
+    "neurons": ("mlp_post",),
+    **dict.fromkeys(("attention", "mask", "alignment"), ("pattern",)),
+}
+"""The sites that each view reads in every layer."""
+
+
+def limit_views(config: Config, options: LookOptions) -> LookOptions:
+    """Leave out the views of sites that the parts of a model do not have, with a note.
+
+    The page computes the steps of attention as softmax attention does, so it does this for no other kind.
+    """
+    cross = config.family == "seq2seq"
+    sites = [{*layer_sites(stack, 0, cross=cross and name == "decoder")} for name, stack in config.stacks.items()]
+    missing = {
+        view: [one for one in needed if any(one not in have for have in sites)] for view, needed in VIEW_SITES.items()
+    }
+    views = tuple(view for view in options.views if not missing.get(view))
+    notes = options.notes
+    if left_out := [view for view in options.views if view not in views]:
+        without = dict.fromkeys(site for view in left_out for site in missing[view])
+        notes = (*notes, f"Not shown: {', '.join(left_out)}. The parts of this model have no {', '.join(without)}.")
+    is_softmax = all(stack.attention == "softmax" for stack in config.stacks.values())
+    return replace(options, views=views, notes=notes, exact=options.exact and is_softmax)
 
 
 def describe_model(

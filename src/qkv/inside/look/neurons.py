@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qkv.blocks import Stack
 from qkv.inside.neurons import promoted_texts
@@ -25,14 +25,15 @@ def describe_layer(
 ) -> dict[str, Any]:
     """The neurons of one layer, with the tokens whose logits they raise most.
 
-    `promotes` is None if the head does not read this stack, or does not predict tokens.
+    `promotes` is None if the head does not read this stack or does not predict tokens, or if the feed-forward has no
+    linear map `down`.
     """
     activations = values[f"{stack.name}.{layer}.mlp_post"].float()  # (T, F)
     described = describe_units(activations)
     promotes = None
-    if network.config.head.kind in ("lm", "mlm") and stack is network.output_stack:
-        weight: Tensor = stack.block_of(layer).ffn.down.weight  # type: ignore[union-attr, assignment]
-        promotes = promoted_texts(network, weight[:, described["neurons"]].T, tokenizer, NUM_PROMOTED)
+    down = getattr(getattr(stack.block_of(layer), "ffn", None), "down", None)
+    if network.config.head.kind in ("lm", "mlm") and stack is network.output_stack and isinstance(down, nn.Linear):
+        promotes = promoted_texts(network, down.weight[:, described["neurons"]].T, tokenizer, NUM_PROMOTED)
     return {"stack": stack.name, "layer": layer, "promotes": promotes, **described}
 
 
