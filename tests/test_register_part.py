@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,12 +20,16 @@ from qkv.blocks.recurrent import RecurrentStack
 from qkv.cli import run_command
 from qkv.decode import GenerationOptions, generate
 from qkv.decode.backend import REFERENCE, choose_backend
+from qkv.inside.doctor.subject import random_batch
 from qkv.inside.sites import list_sites
 from qkv.models import Config, build
 from qkv.models.tables.summary import summarise_model
 from qkv.store.export_ctranslate2 import unsupported_settings
 from qkv.tasks.prepare.memory import stack_bytes
+from qkv.tasks.prepare.model import ModelRequirements, modern_stack
+from qkv.train.loss.training_module import TrainingModule, make_labelled_batch
 from qkv.train.parallel.tensor_parallel import check_divisible
+from qkv.train.recipe.schema import ObjectiveSection
 
 PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
 SIZE: dict[str, Any] = {"vocab_size": 12, "width": 16, "layers": 2, "heads": 2, "ffn_width": 24, "max_positions": 64}
@@ -296,5 +301,94 @@ def test_a_folder_that_needs_a_part_says_so(tmp_path: Path) -> None:
     config = config_with("gained")
     qkv.Model(config, build(config), None).save(tmp_path)
     PARTS["block"].unregister("gained")
-    with pytest.raises(qkv.QkvError, match=r"block = 'gained' is unknown.*register"):
+    with pytest.raises(qkv.QkvError, match=r"needs the plugin .*test_register_part: .* block = 'gained'.*--import"):
         qkv.load(tmp_path)
+
+
+class Silent(nn.Module):
+    """A feed-forward that never calls its tap."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.inner = nn.Linear(config.width, config.width)
+
+    def forward(self, x: Tensor, tap: Any = None) -> Tensor:
+        return self.inner(x)
+
+
+class Untouched(nn.Module):
+    """An attention that reads only the token itself, and ignores which positions are selected."""
+
+    def __init__(self, config: Any, *, cross: bool = False) -> None:
+        super().__init__()
+        self.inner = nn.Linear(config.width, config.width)
+
+    def forward(self, x: Tensor, *arguments: Any, **named: Any) -> Tensor:
+        return self.inner(x)
+
+
+@pytest.fixture
+def own() -> Iterator[None]:
+    OWN.update({"silent": ("feedforward", {}), "untouched": ("attention", {})})
+    yield
+    unregister()
+    del OWN["silent"], OWN["untouched"]
+
+
+def test_a_site_that_is_stated_but_never_tapped_is_an_error(own: None) -> None:
+    qkv.register_part("feedforward", "silent", build=Silent, sites=["quiet"])
+    model = qkv.Model(config_with("silent"), build(config_with("silent")), None)
+    with pytest.raises(qkv.UsageError, match=r"nothing was recorded at '\*.quiet': .*tap\('quiet', …\)"):
+        model.trace(PROMPT, sites=["*.quiet", "*.resid_post"])
+
+
+def test_look_shows_the_views_of_the_sites_that_parts_have(own: None) -> None:
+    qkv.register_part("feedforward", "silent", build=Silent)
+    qkv.register_part("attention", "untouched", build=Untouched)
+    for name, shown, absent in (
+        ("silent", {"attention", "lens"}, "neurons. The parts of this model have no mlp_post"),
+        ("untouched", {"neurons", "lens"}, "attention, mask, alignment. The parts of this model have no pattern"),
+    ):
+        document = qkv.Model(config_with(name), build(config_with(name)), None).look(PROMPT).document
+        assert shown <= {*document["views"]}
+        assert f"Not shown: {absent}." in document["notes"]
+
+
+def test_a_part_that_ignores_selected_positions_is_selected_afterwards(own: None) -> None:
+    qkv.register_part("attention", "untouched", build=Untouched)
+    network = build(config_with("untouched")).eval()
+    x, _ = network.hidden(torch.tensor([PROMPT, PROMPT[::-1]]))
+    for selected in (torch.tensor([1, 6]), torch.tensor([[1], [2]])):
+        found, _ = network.hidden(torch.tensor([PROMPT, PROMPT[::-1]]), selected=selected)
+        assert torch.equal(found, x.flatten(0, 1)[selected.flatten()])
+
+
+def test_training_adds_an_auxiliary_loss_and_validation_does_not(own: None) -> None:
+    def initialise(module: Silent, config: Any) -> None:
+        nn.init.constant_(module.inner.weight, 0.25)
+
+    def square(module: Silent) -> Tensor:
+        return module.inner.weight.square().mean()
+
+    qkv.register_part("feedforward", "silent", build=Silent, init=initialise, aux_loss=square)
+    network = build(config_with("silent"))
+    module = TrainingModule(network, ObjectiveSection(kind="causal_lm"))
+    batch = make_labelled_batch(random_batch(network.config), torch.device("cpu"))
+    half = torch.tensor(0.5 / batch.batch.label_counts[0])  # as if another micro-batch had as many labels
+    trained, validated = module.train()(batch, half, half), module.eval()(batch, half, half)
+    assert (trained - validated).item() == pytest.approx(0.5 * 2 * 0.0625, rel=1e-4), "two layers"
+
+
+def test_a_gated_feed_forward_is_narrower_by_default(own: None) -> None:
+    needs: Any = ModelRequirements(SimpleNamespace(vocab_size=9))  # type: ignore[arg-type]
+    qkv.register_part("feedforward", "silent", build=Silent)
+    assert modern_stack({"width": 96, "feedforward": "silent"}, needs).ffn_width == 384
+    qkv.register_part("feedforward", "silent", build=Silent, gated=True, replace=True)
+    assert modern_stack({"width": 96, "feedforward": "silent"}, needs).ffn_width == 256
+
+
+@pytest.mark.parametrize("slot", ["norm", "feedforward", "position"])
+def test_only_attentions_and_blocks_have_a_cache(slot: Any) -> None:
+    with pytest.raises(ValueError, match="cache is for an attention or a block"):
+        qkv.register_part(slot, "mine", build=Silent, cache=lambda config: {"h": (2,)}, place="embedding")
+    assert "mine" not in PARTS[slot]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from qkv.blocks import HeadConfig, PartCost, RotaryScaling, StackConfig, Tap, register_part
     from qkv.models import Config, build
     from qkv.search import Index, open_index
+    from qkv.tasks.register import register
     from qkv.tasks.table import register_task
     from qkv.text import Tokenizer
 else:
@@ -32,6 +33,7 @@ else:
             "blocks": "HeadConfig PartCost RotaryScaling StackConfig Tap register_part",
             "models": "Config build",
             "search": "Index open_index",
+            "tasks.register": "register",
             "tasks.table": "register_task",
             "text": "Tokenizer",
         },
@@ -56,6 +58,7 @@ __all__ = [
     "load",
     "new",
     "open_index",
+    "register",
     "register_part",
     "register_task",
     "report",

@@ -10,6 +10,7 @@ A row in `lazy` is imported when it is first used, and its name is known before.
 """
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import TypeVar
@@ -18,6 +19,8 @@ from qkv.errors import UsageError, shorten, suggest_name
 
 T = TypeVar("T")
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+REGISTERED: dict[tuple[str, str], str] = {}
+"""The kind and the name of each row that was registered → the module outside qkv that registered it."""
 
 
 class OpenTable(Mapping[str, T]):
@@ -48,6 +51,7 @@ class OpenTable(Mapping[str, T]):
                 f"another {self.kind} named {name!r} is registered; choose another name, or pass replace=True"
             )
         self._rows[name] = row
+        REGISTERED[self.kind, name] = find_caller()
         return row
 
     def unregister(self, name: str) -> None:
@@ -55,6 +59,7 @@ class OpenTable(Mapping[str, T]):
         if name in self._built_in:
             raise UsageError(f"the {self.kind} {name!r} is built in and cannot be removed")
         self._rows.pop(name, None)
+        REGISTERED.pop((self.kind, name), None)
 
     def find(self, name: str, where: str = "") -> T:
         """Return the row with this name. An unknown name is a `UsageError` that starts with `where` and a suggestion.
@@ -91,3 +96,11 @@ class OpenTable(Mapping[str, T]):
 
     def __repr__(self) -> str:
         return f"OpenTable({self.kind!r}: {', '.join(self)})"
+
+
+def find_caller() -> str:
+    """Return the name of the module outside qkv that called qkv, or "__main__" for a program."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "qkv":
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "__main__"))

@@ -29,7 +29,7 @@ else:
                 press()
         def __contains__(self, name):
             return True
-    cli.make_app = lambda arguments: App()
+    cli.make_app = lambda *arguments: App()
     if moment == "exit":
         import atexit
         atexit.register(press)

@@ -60,7 +60,7 @@ def test_a_plugin_that_cannot_be_imported_is_an_error(app: App) -> None:
 
 
 def test_modules_that_register_parts_are_imported(app: App, capsys: pytest.CaptureFixture[str]) -> None:
-    plugins.import_plugins()
+    plugins.import_installed_plugins()
     assert "toy_commands" in sys.modules
     message = (
         "qkv: plugin missing: cannot import toy_missing (No module named 'toy_missing'); install its package again"

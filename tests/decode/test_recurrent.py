@@ -88,7 +88,7 @@ def test_what_needs_a_transformer_is_refused() -> None:
     network = tiny("decoder")
     with pytest.raises(UsageError, match="a draft needs a Transformer"):
         generate(network, PROMPTS, GenerationOptions(), draft="lookup")
-    with pytest.raises(UsageError, match="the draft is recurrent"):
+    with pytest.raises(UsageError, match="the draft keeps a state"):
         generate(transformer("decoder"), PROMPTS, GenerationOptions(), draft=network)
     with pytest.raises(UsageError, match="the engine keeps keys and values in pages"):
         Engine(network)

@@ -75,7 +75,7 @@ def test_a_recurrent_model_answers_text_calls_and_has_no_engine() -> None:
         assert answer.json()["results"] == expected
         refused = server.post("/v1/completions", json={"prompt": "the", "model": "rnn"})
         assert refused.status_code == 400
-        assert "model 'rnn' is recurrent" in refused.json()["error"]["message"]
+        assert "model 'rnn' keeps a state" in refused.json()["error"]["message"]
         assert server.get("/metrics").status_code == 200
 
 

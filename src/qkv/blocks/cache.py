@@ -11,7 +11,7 @@ so the mask treats cached tokens like any others.
 B batch, T new tokens, L slots, S source tokens, KV key/value heads, D head dim, C model width
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +40,7 @@ class SelfCache:
         capacity: int,
         head_dim: int,
         *,
+        state_shapes: Mapping[str, tuple[int, ...]] | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -48,6 +49,13 @@ class SelfCache:
         shape = (batch_size, kv_heads, capacity, head_dim)
         self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(layers)]
         self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(layers)]
+        zeros = {
+            name: torch.zeros(batch_size, *s, device=device, dtype=dtype) for name, s in (state_shapes or {}).items()
+        }
+        # For each layer, what its parts keep besides keys and values (`register_part(cache=…)`): name → (B, …)
+        self.states: list[dict[str, Tensor]] = [
+            {name: one.clone() for name, one in zeros.items()} for _ in range(layers)
+        ]
         self.document_ids = torch.zeros(batch_size, capacity, device=device, dtype=torch.long)
         self.positions = torch.zeros(batch_size, capacity, device=device, dtype=torch.long)
         self.filled = 0  # the number of slots in use
@@ -157,6 +165,11 @@ class LayerCache:
     def write(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store new keys and values (B, KV, T, D); return all keys and values of this layer, old and new."""
         return self.cache.write(self.layer, keys, values)
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """What the parts of this layer keep besides keys and values, name → (B, …). Replace a value to change it."""
+        return self.cache.states[self.layer]
 
 
 @dataclass

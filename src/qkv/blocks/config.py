@@ -16,7 +16,7 @@ from qkv.blocks.checks.config import (
     check_stack_combinations,
     check_stack_values,
 )
-from qkv.blocks.parts import PARTS
+from qkv.blocks.parts import PARTS, state_shapes
 from qkv.values import Limits, OneOf
 
 MAX_LENGTH = 2**27  # of a sequence, in tokens
@@ -153,6 +153,11 @@ class StackConfig:
     def is_recurrent(self) -> bool:
         """Whether one part, such as a stack of recurrent layers, replaces all blocks."""
         return PARTS["block"][self.block].is_stack
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether decoding keeps more than keys and values: a state, which cannot forget its last tokens."""
+        return self.is_recurrent or bool(state_shapes(self))
 
     @property
     def rotary_dim(self) -> int:

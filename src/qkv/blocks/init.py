@@ -6,7 +6,7 @@ scaled   as normal, but σ of the projections into the residual stream is divide
 xavier   Glorot-uniform matrices, embeddings with σ = 1/√C: the 2017 Transformer
 t5       σ = 1/√fan-in; query weights are smaller by 1/√D, because T5 does not scale its scores
 
-A part that has a method `init_weights(config)` samples its own weights, as the recurrent layers do.
+A part that states `init`, or has a method `init_weights(config)`, samples its own weights, as the recurrent layers do.
 """
 
 import math
@@ -52,6 +52,8 @@ def initialise(network: nn.Module, config: StackConfig) -> None:
                 _init_xavier(module)
             elif config.init == "t5":
                 _init_t5(module, config)
+        if (row := getattr(module, "part_row", None)) is not None and row.init is not None:
+            row.init(module, config)
         elif callable(init_weights := getattr(module, "init_weights", None)):
             init_weights(config)
         elif isinstance(module, Head) and config.init == "t5" and module.config.kind == "lm" and not module.config.tied:

@@ -50,6 +50,11 @@ class PartRow:
     place: Place = "none"  # where a position acts
     is_limited: bool = False  # a position that ends at `max_positions`
     is_stack: bool = False  # a block part that builds a whole stack
+    gated: bool = False  # a feed-forward with a gate, whose default width is 2/3 of the width of one without
+    init: Callable[[Any, StackConfig], None] | None = None  # samples the weights of a module of this part
+    aux_loss: Callable[[Any], Any] | None = None  # module → a loss of its last forward pass, which training adds
+    cache: Callable[[StackConfig], Mapping[str, tuple[int, ...]]] | None = None
+    # The state that decoding keeps for each sequence and layer, besides keys and values: name → shape.
 
     def make(self, *arguments: Any, **named: Any) -> Any:
         """Build the part."""
@@ -57,7 +62,10 @@ class PartRow:
         if isinstance(build, str):
             module, _, name = build.partition(":")
             build = cast(Callable[..., Any], getattr(import_module(module), name))
-        return build(*arguments, **self.options, **named)
+        module = build(*arguments, **self.options, **named)
+        if self.init is not None or self.aux_loss is not None:
+            module.part_row = self
+        return module
 
 
 def _block_cost(stack: StackConfig, *, cross: bool = False, skip_norm: bool = False) -> PartCost:
@@ -86,7 +94,8 @@ BLOCK_SITES = (
 
 
 def _feedforward(**options: Any) -> PartRow:
-    return PartRow("qkv.blocks.feedforward:FeedForward", options, feedforward_cost, MLP_SITES)
+    gated = options.get("gated", False)
+    return PartRow("qkv.blocks.feedforward:FeedForward", options, feedforward_cost, MLP_SITES, gated=gated)
 
 
 def _recurrent(layer: str) -> PartRow:
@@ -158,7 +167,11 @@ def register_part(
     build: Callable[..., Any],
     options: Mapping[str, Any] | None = None,
     cost: Callable[..., PartCost] | None = None,
+    init: Callable[[Any, StackConfig], None] | None = None,
     sites: Sequence[str] = (),
+    gated: bool = False,
+    aux_loss: Callable[[Any], Any] | None = None,
+    cache: Callable[[StackConfig], Mapping[str, tuple[int, ...]]] | None = None,
     place: Place = "none",
     is_limited: bool = False,
     is_stack: bool = False,
@@ -166,15 +179,35 @@ def register_part(
 ) -> None:
     """Add a part of your own to the table. A config whose field `slot` has the value `name` then builds it.
 
-    `build` gets the arguments that the table at the top of `qkv.blocks.parts` lists, and `options` as keywords. `cost`
-    gets the same ones and returns a `PartCost`. `sites` are the names with which the part calls its tap. `place` is
-    for a position: "embedding", "rotation" or "scores", and `is_limited` for one that ends at `max_positions`.
-    `is_stack` is for a block part that builds a whole stack. `replace` allows the name of an earlier call.
+    build       gets the arguments that the table at the top of `qkv.blocks.parts` lists, and returns a module
+    options     more keyword arguments of `build` and `cost`
+    cost        gets the arguments of `build` and returns a `PartCost`. Without it, parameters are counted, and FLOPs
+                are unknown
+    init        (module, config): samples the weights. Without it, linear maps, embeddings and norms start as in every
+                model, and a module with a method `init_weights(config)` samples its own
+    sites       the names with which the part calls its tap
+    gated       a feed-forward that has a gate: by default it is narrower, so that it has as many parameters
+    aux_loss    (module): a loss of the last forward pass, such as the balance of experts. Training adds it
+    cache       (config): the state that decoding keeps for each sequence, name → shape. An attention or a block reads
+                and writes `cache.state[name]`, (B, *shape), which starts at 0. Keys and values need no entry
+    place       of a position: "embedding", "rotation" or "scores"
+    is_limited  a position that ends at `max_positions`
+    is_stack    a block part that builds a whole stack
+    replace     allows the name of an earlier call
     """
     table = OpenTable("slot", PARTS).find(slot)
     if slot == "position":
         OpenTable("place", dict.fromkeys(("embedding", "rotation", "scores"), "")).find(place, "place")
-    row = PartRow(build, dict(options or {}), cost, tuple(sites), place, is_limited, is_stack)
+    if gated and slot != "feedforward":
+        raise ValueError(f"gated is for a feedforward, not for the {slot} {name!r}; leave it out")
+    if cache is not None and (slot not in ("attention", "block") or is_stack):
+        raise ValueError(
+            f"cache is for an attention or a block, whose forward pass gets the cache, not for the {slot} {name!r}; "
+            "leave it out" + (": a stack has a method new_cache" if is_stack else "")
+        )
+    row = PartRow(
+        build, dict(options or {}), cost, tuple(sites), place, is_limited, is_stack, gated, init, aux_loss, cache
+    )
     table.register(name, row, replace=replace)
 
 
@@ -192,6 +225,12 @@ def make_position(config: StackConfig, place: Place, **named: Any) -> Any:
     """Build the position encoding of a config if it acts in this place, else return None."""
     part = find_part("position", config)
     return part.make(config, **named) if part.place == place else None
+
+
+def state_shapes(config: StackConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the state that decoding keeps for each sequence and layer, besides keys and values."""
+    rows = [find_part(slot, config) for slot in ("block", "attention")]
+    return {name: tuple(shape) for row in rows if row.cache for name, shape in row.cache(config).items()}
 
 
 def part_cost(slot: Slot, config: StackConfig, *arguments: Any, **named: Any) -> PartCost:

@@ -15,9 +15,10 @@ from cyclopts import App, CycloptsError
 
 from qkv import __version__
 from qkv.cli.openmp import BUSY_FRACTION, fraction_in_use, limit_spinning
-from qkv.cli.plugins import import_plugins, register_plugins
+from qkv.cli.plugins import import_installed_plugins, register_plugins, take_imports
 from qkv.cli.shared import HELP, fast_imports
 from qkv.errors import QkvError, UsageError, shorten, suggest_name
+from qkv.plugins import import_inherited, import_plugins
 from qkv.render.console import NoColorConsole
 
 COMMANDS = {
@@ -49,13 +50,15 @@ RUN_SUMMARY = "Run a model on texts: generate text, classify, tag, answer, embed
 """The help of `qkv run` in the list of commands: its module needs torch, which would make `qkv --help` slow."""
 
 
-def make_app(arguments: Sequence[str]) -> App:
+def make_app(arguments: Sequence[str], plugins: Sequence[str] = ()) -> App:
     """The app with the command that is called. Without a known command, all of them are imported, to be listed."""
     app = App(name="qkv", help=HELP, version=__version__, help_format="plaintext", console=NoColorConsole())
     called = next((argument for argument in arguments if not argument.startswith("-")), "")
     if called in COMMANDS:
         with fast_imports():
-            import_plugins()
+            import_installed_plugins()
+            import_inherited()
+            import_plugins(plugins)
     for name, path in COMMANDS.items():
         if name == called or (called not in COMMANDS and name != "run"):
             module, _, function = path.partition(":")
@@ -75,7 +78,8 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        app = make_app(arguments)
+        arguments, plugins = take_imports(arguments)
+        app = make_app(arguments, plugins)
         app(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         command = " ".join(["qkv", *(error.command_chain or ())])

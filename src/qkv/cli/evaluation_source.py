@@ -106,7 +106,7 @@ class EvaluationSource:
         from qkv.tasks.baselines import evaluate_baseline
         from qkv.tasks.table import find_task
 
-        scorer = find_task(config).find_scorer(config, records)
+        scorer = find_task(config).make_scorer(config, records)
         if self.recipe is None or scorer is None:
             return {}
         try:

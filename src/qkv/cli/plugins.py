@@ -11,6 +11,8 @@ module is imported only when the command is called or when qkv lists all command
 function, so that `qkv --help` is fast.
 
 A module of the group `qkv.plugins` registers tasks, objectives and other parts. Every command of qkv imports it first.
+`qkv COMMAND --import mypkg` imports a module that is not installed, such as a file in the working directory. Child
+processes import the plugins of their parent.
 """
 
 import sys
@@ -19,7 +21,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from cyclopts import App
 
-from qkv.errors import QkvError
+from qkv.errors import QkvError, UsageError
 
 GROUP, MODULES = "qkv.commands", "qkv.plugins"
 NO_PLUGINS = "no command of another package is found; for qkv bench and qkv lab, install qkv with pip"
@@ -49,7 +51,32 @@ def register_plugins(app: App, arguments: Sequence[str]) -> None:
             print(f"qkv: {message}", file=sys.stderr)
 
 
-def import_plugins() -> None:
+IMPORT = "--import"
+
+
+def take_imports(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the arguments of a command into those without `--import`, and the modules to import.
+
+    >>> take_imports(["run", "--import", "mypkg", "models/a", "--import=other"])
+    (['run', 'models/a'], ['mypkg', 'other'])
+    """
+    kept: list[str] = []
+    modules: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--":
+            return [*kept, argument, *rest], modules
+        name, equals, value = argument.partition("=")
+        if name != IMPORT:
+            kept.append(argument)
+        elif equals or (value := next(rest, "")):
+            modules.append(value)
+        else:
+            raise UsageError("--import needs the name of a module, such as --import mypkg")
+    return kept, modules
+
+
+def import_installed_plugins() -> None:
     """Import the modules that register parts. A module that cannot be imported is left out, with a note."""
     for entry in entry_points(group=MODULES):
         try:

@@ -28,6 +28,8 @@ Look inside, on a web page:         qkv studio runs/dates
 Search in files (after qkv index):  qkv search notes.index "renew a passport"
 Serve it over HTTP:                 qkv serve runs/dates
 Parameters and memory of a model:   qkv info gpt2
+
+Every command takes --import MODULE: a module of your own that registers parts, tasks or others.
 """
 
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print the result as JSON.")]

@@ -114,6 +114,7 @@ def example_command(trained: "TrainingResult", sample: "Sample | None") -> str:
     from qkv.tasks.table import find_task
 
     folder, task = shlex.quote(trained.run_end.folder), find_task(trained.config)
+    folder += "".join(f" --import {plugin}" for plugin in trained.recipe.plugins)
     if "messages" in trained.fields:
         return f"qkv chat {folder}"
     return f"qkv run {folder} {example_input(sample, task.example_line(trained.fields))}"

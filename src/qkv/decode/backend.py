@@ -28,6 +28,7 @@ from qkv.decode.options import GenerationOptions
 from qkv.decode.result import GenerationResult
 from qkv.lazy import lazy_function
 from qkv.models import Network
+from qkv.tables import OpenTable
 
 if TYPE_CHECKING:
     from qkv.decode.speculative.draft import Draft
@@ -92,8 +93,14 @@ CPU = Backend("cpu", partial(generate_with_runner, cpu=True), EVERY_OPTION - {"t
 REFERENCE = Backend("reference", generate_with_runner, EVERY_OPTION)
 
 BACKENDS = (FUSED_GREEDY, FUSED, GPU_GREEDY, GPU_BEAM, GPU, CPU, REFERENCE)
+BACKEND_TABLE = OpenTable[Backend]("back end", {backend.name: backend for backend in (SPECULATIVE, *BACKENDS)})
 ENGINE_BACKENDS = (GPU, CPU, REFERENCE)
 """The backends that `Engine` chooses from."""
+
+
+def register_backend(name: str, backend: Backend, *, replace: bool = False) -> None:
+    """Add a backend of your own, which runs every call that it supports."""
+    BACKEND_TABLE.register(name, backend, replace=replace)
 
 
 def choose_backend(
@@ -103,9 +110,15 @@ def choose_backend(
     batch_size: int = 1,
     streams: bool = False,
     draft: "Draft | None" = None,
-    backends: Sequence[Backend] = BACKENDS,
+    backends: Sequence[Backend] | None = None,
 ) -> Backend:
-    """Return `SPECULATIVE` if there is a draft, else the first of `backends` that supports the call."""
+    """Return `SPECULATIVE` if there is a draft, else the first of `backends` that supports the call.
+
+    By default, these are the ones that were registered, and then `BACKENDS`.
+    """
     if draft is not None:
         return SPECULATIVE
+    if backends is None:
+        own = [backend for backend in BACKEND_TABLE.values() if backend not in (SPECULATIVE, *BACKENDS)]
+        backends = (*own, *BACKENDS)
     return next(b for b in backends if b.supports(network, options, batch_size=batch_size, streams=streams))

@@ -27,6 +27,7 @@ def reorder_cache(cache: SelfCache, rows: Tensor, start: int = 0) -> None:
         resized.narrow(dim, 0, cache.filled).copy_(chosen)
         return resized
 
+    cache.states = [{name: state[rows] for name, state in states.items()} for states in cache.states]
     cache.keys = [reordered(tensor, 2) for tensor in cache.keys]
     cache.values = [reordered(tensor, 2) for tensor in cache.values]
     cache.document_ids, cache.positions = reordered(cache.document_ids, 1), reordered(cache.positions, 1)
@@ -36,6 +37,8 @@ def crop_cache(cache: SelfCache, filled: int) -> None:
     """Keep the first `filled` slots and empty the others; speculative decoding removes rejected tokens this way."""
     if not 0 <= filled <= cache.filled:
         raise ValueError(f"cannot crop to {filled} slots: it must lie in 0 … {cache.filled}")
+    if any(cache.states):
+        raise ValueError("a cache with the state of a part cannot be cropped: the state has read all tokens")
     cache.filled = filled
     cache.document_ids[:, filled:] = 0
 

@@ -53,9 +53,9 @@ def generate(
             f"stop = {options.stop!r}: stop strings need a tokenizer, and this model has none; "
             "pass a tokenizer or leave out stop"
         )
-    if draft is not None and network.config.is_recurrent:
+    if draft is not None and network.config.keeps_state:
         raise UsageError(
-            "a draft needs a Transformer: this model is recurrent, and its state cannot go back to before a rejected "
+            "a draft needs a Transformer: this model keeps a state, which cannot go back to before a rejected "
             "token; leave out the draft"
         )
     if options.tap is not None and draft is not None:

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from qkv.blocks import HeadConfig, StackConfig
 from qkv.blocks.front_ends import FRONT_ENDS, FrontEndConfig
+from qkv.blocks.parts import PARTS
+from qkv.plugins import Plugin, find_plugins, plugins_to_json
 from qkv.values import check
 
 Family = Literal["encoder", "decoder", "seq2seq"]
@@ -96,6 +98,21 @@ class Config:
         """Whether the stacks have recurrent layers instead of Transformer blocks."""
         return self.stack.is_recurrent
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether decoding keeps more than keys and values: the state of recurrent layers, or of a part."""
+        return self.stack.keeps_state
+
+    def list_parts(self) -> list[tuple[str, str]]:
+        """Return the slots and the names of all parts, such as ("feedforward", "swiglu")."""
+        return [(slot, getattr(stack, slot)) for stack in self.stacks.values() for slot in PARTS]
+
+    def find_plugins(self) -> list[Plugin]:
+        """Return the modules outside qkv that registered what this config names: parts, front ends, the task."""
+        names = [(FRONT_ENDS.kind, front_end.kind) for front_end in self.front_ends]
+        names += [("task", self.task or ""), ("text processor", self.text_processor or "")]
+        return find_plugins([*self.list_parts(), *names])
+
     def to_dict(self) -> dict[str, Any]:
         """Return the content of `config.json`. `store/config_json.py` has the inverse."""
         values = asdict(self)
@@ -105,4 +122,6 @@ class Config:
         for name in ("task", "text_processor"):
             if values[name] is None:
                 del values[name]
+        if plugins := self.find_plugins():
+            values["plugins"] = plugins_to_json(plugins)
         return {"format": "qkv", "version": CONFIG_VERSION, "family": self.family, **values}

@@ -8,6 +8,7 @@ from qkv.blocks.front_ends import FRONT_ENDS, FrontEndConfig
 from qkv.errors import QkvError, suggest_name
 from qkv.models import Config
 from qkv.models.config import CONFIG_VERSION
+from qkv.plugins import describe_missing, read_plugins
 
 
 def parse_config(values: Any, where: str = "config.json") -> Config:
@@ -20,8 +21,10 @@ def parse_config(values: Any, where: str = "config.json") -> Config:
     version = values.get("version", CONFIG_VERSION)
     if version != CONFIG_VERSION:
         raise QkvError(f"{where}: format version {version!r}, but this qkv reads {CONFIG_VERSION}; update qkv")
-    family = values.get("family")
-    values = {name: value for name, value in values.items() if name not in ("format", "version", "family")}
+    values = {name: value for name, value in values.items() if name not in ("format", "version")}
+    if missing := describe_missing(read_plugins(values.pop("plugins", None))):
+        raise QkvError(f"{where}: {missing}")
+    family = values.pop("family", None)
     for side in ("encoder", "decoder"):
         if values.get(side) is not None:
             values[side] = _parse_stack(values[side], f"{where}: {side}")

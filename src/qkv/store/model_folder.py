@@ -13,6 +13,7 @@ from qkv.blocks import HeadConfig
 from qkv.errors import QkvError, UsageError, shorten
 from qkv.files import read_json_object, to_path
 from qkv.models import Config, Network, build
+from qkv.plugins import describe_changes, read_plugins
 from qkv.store.config_json import parse_config
 from qkv.store.hub import resolve_folder
 from qkv.store.weights import MAX_LISTED, Weights, describe_mismatches
@@ -140,7 +141,8 @@ def _open_folder(name: str | Path, shapes_only: bool) -> _OpenedModel:
         values, weights = read_json_object(config_path), Weights(folder, shapes_only=shapes_only)
         config = parse_config(values, str(config_path))
         processor = read_json_object(folder / PROCESSOR_FILE) if (folder / PROCESSOR_FILE).exists() else None
-        return _OpenedModel(config_path, config, weights, _load_tokenizer(folder), processor=processor)
+        notes = describe_changes(read_plugins(values.get("plugins")))
+        return _OpenedModel(config_path, config, weights, _load_tokenizer(folder), notes=notes, processor=processor)
     from qkv.store.huggingface import read_hf_config
     from qkv.store.sentence_transformers import sentence_transformers_head, transformer_folder
 

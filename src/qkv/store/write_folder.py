@@ -11,6 +11,7 @@ from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.files import to_path, write_atomically
 from qkv.models import Config
 from qkv.models.families import describe_difference
+from qkv.plugins import find_plugins
 from qkv.store.huggingface import find_hf_export, write_hf
 from qkv.store.model_card import model_card
 from qkv.store.model_folder import MODEL_FILES, PROCESSOR_FILE, RECIPE_FILE
@@ -63,6 +64,12 @@ def write_model(
         raise QkvError(
             f"the format {format} has no place for the front ends of this model ({kinds}), so it would lose what they "
             "read; use the folder that qkv writes (m.save)"
+        )
+    if format != "qkv" and (own := find_plugins(config.list_parts())):
+        rows = "; ".join(f"{', '.join(plugin.rows)} of the plugin {plugin.module}" for plugin in own)
+        raise QkvError(
+            f"the format {format} has no place for {rows}, so it would compute something else; use the folder that qkv "
+            "writes (m.save)"
         )
     check_not_quantized(network)
     check_built_by(config, network)

@@ -103,6 +103,7 @@ def check_memory(name: str, config: Config) -> None:
 
 def recipe_subject(name: str, overrides: Sequence[str], progress: OnStage | None) -> tuple[Subject, list[str]]:
     """The new network of a recipe, with the first sequences of its data."""
+    recipe_file.import_plugins_of(name, overrides)
     recipe = recipe_file.read(name, overrides)
     prepared = prepare(recipe, progress, free_memory=free_memory(torch.device("cpu")))
     network = apply_adapters(prepared.build_network(), recipe, prepared.config)

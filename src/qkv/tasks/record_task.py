@@ -28,7 +28,8 @@ class RecordTask(Task):
     def score_records(self, model: TextModel, records: Sequence[Record], options: Any, notes: list[str]) -> Scored:
         """Predict the records, and compare the predictions with what the records expect."""
         usable = self.select(model.config, records, options, notes)
-        scorer = self.find_scorer(model.config, usable)
+        scorer = self.make_scorer(model.config, usable)
+        assert scorer is not None
         requested = [*options.metrics, *scorer.always_measured] if options.metrics else ()
         names = select_metrics(requested, list(scorer.metrics), scorer.default_metrics)
         predicted = [value for value, _ in scorer.predict(model, usable, options, notes)]

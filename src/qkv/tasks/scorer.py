@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from qkv.data.modalities import parse_number
 from qkv.data.problems import InvalidRecord
 from qkv.data.records import Record
+from qkv.tables import OpenTable
 from qkv.tasks.metrics import ClassCounts, ClassReport, make_class_report
 from qkv.tasks.text_model import TextModel
 from qkv.train.watch import Sample
@@ -19,6 +20,23 @@ Prediction = tuple[Any, float | None]
 """A prediction, and its confidence: a probability, or None if the model gives none."""
 Metric = Callable[[Sequence[Any], Sequence[Any]], float]
 """A function of the predicted and the expected values."""
+
+
+@dataclass(frozen=True)
+class MetricRow:
+    """A metric of one's own, and the tasks that it is for. A higher value is better."""
+
+    compute: Metric
+    tasks: tuple[str, ...]
+
+
+METRICS = OpenTable[MetricRow]("metric")
+"""The metrics that packages outside qkv have registered."""
+
+
+def own_metrics(task: str) -> dict[str, Metric]:
+    """The metrics that were registered for a task."""
+    return {name: row.compute for name, row in METRICS.items() if task in row.tasks}
 
 
 @dataclass(frozen=True)
@@ -121,7 +139,7 @@ class TaskScorer(ABC):
 
     def choose_metric(self, name: str) -> None:
         """Make a metric the main one, if this is possible."""
-        if name in self.selectable and name in self.metrics:
+        if name in (*self.selectable, *METRICS) and name in self.metrics:
             self.metric = name
 
 

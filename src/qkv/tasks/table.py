@@ -1,6 +1,6 @@
 """The table of tasks, and the task of a model."""
 
-from dataclasses import replace
+import dataclasses
 
 from qkv.errors import UsageError
 from qkv.models import Config
@@ -23,9 +23,9 @@ TASKS: OpenTable[Task] = OpenTable(
 )
 
 
-def register_task(task: Task) -> Task:
+def register_task(task: Task, *, replace: bool = False) -> Task:
     """Add a task: every model of its objective supports it, in Python, on the command line and over HTTP."""
-    return TASKS.register(task.name, task)
+    return TASKS.register(task.name, task, replace=replace)
 
 
 def find_task(config: Config) -> Task:
@@ -35,6 +35,8 @@ def find_task(config: Config) -> Task:
     >>> find_task(find_preset("gpt2")).name, find_task(find_preset("bert-base")).name
     ('complete', 'fill')
     """
+    if config.task is not None and config.task not in TASKS:
+        raise UsageError(TASKS.describe_unknown(config.task, "the task of this model"))
     for task in supported_tasks(config):
         return task
     raise UsageError(
@@ -52,13 +54,13 @@ def supported_tasks(config: Config) -> list[Task]:
 def name_task(config: Config, objective: str) -> Config:
     """The config of a model that has learned an objective, with the task's name if its head and family do not tell."""
     own = next((task.name for task in TASKS.values() if task.objective == objective and task.supports(config)), None)
-    return replace(config, task=None if own is None or own == find_task(config).name else own)
+    return dataclasses.replace(config, task=None if own is None or own == find_task(config).name else own)
 
 
 def find_starters() -> dict[str, Starter]:
     """What `qkv init` can write a recipe for: the tasks, and the objectives that only prepare a model for a task."""
     tasks = {
-        task.starter_name or task.name: replace(task.starter, objective=task.objective)
+        task.starter_name or task.name: dataclasses.replace(task.starter, objective=task.objective)
         for task in TASKS.values()
         if task.starter is not None
     }

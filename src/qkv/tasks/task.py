@@ -14,7 +14,7 @@ from qkv.data.records import Record
 from qkv.errors import UsageError, shorten, suggest_name
 from qkv.models import Config
 from qkv.tasks.results import Result
-from qkv.tasks.scorer import TaskScorer
+from qkv.tasks.scorer import TaskScorer, own_metrics
 from qkv.tasks.text_model import TextModel
 from qkv.values import PYTHON, read
 
@@ -123,13 +123,21 @@ class Task(ABC):
         """How predictions are compared with records one by one; None for tasks that count tokens."""
         return None
 
+    def make_scorer(self, config: Config, records: Sequence[Record]) -> TaskScorer | None:
+        """The scorer of records, with the metrics that were registered for this task."""
+        scorer = self.find_scorer(config, records)
+        if scorer is not None:
+            scorer.metrics = {**scorer.metrics, **own_metrics(self.name)}
+        return scorer
+
     def list_metrics(self) -> list[str]:
         """The metrics of all models and records."""
-        return list(dict.fromkeys([*self.metrics, *(name for scorer in self.scorers for name in scorer.metrics)]))
+        built_in = [*self.metrics, *(name for scorer in self.scorers for name in scorer.metrics)]
+        return list(dict.fromkeys([*built_in, *own_metrics(self.name)]))
 
     def available_metrics(self, config: Config, records: Sequence[Record]) -> Sequence[str]:
         """The metrics of a model on these records, which have the task's fields, the main one first."""
-        scorer = self.find_scorer(config, records)
+        scorer = self.make_scorer(config, records)
         return self.metrics if scorer is None else list(scorer.metrics)
 
     def make_options(self, values: Mapping[str, Any]) -> Any:

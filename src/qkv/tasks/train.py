@@ -72,6 +72,7 @@ def open_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
     A run that has checkpoints must be resumed with its own recipe; only some keys may change.
     """
+    recipe_file.import_plugins_of(name, overrides)
     recipe = recipe_file.read(name, overrides)
     path = to_path(name)
     elsewhere = any(change.partition("=")[0].strip() == "run" for change in overrides)

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from qkv.errors import QkvError, UsageError
+from qkv.plugins import child_environment, import_inherited
 from qkv.tasks.train import open_recipe, train
 from qkv.train.checkpoint.reader import Checkpoint
 from qkv.train.recipe import recipe_file
@@ -55,6 +56,7 @@ def verify_resume(
     report_stage = progress or (lambda text: None)
     save = max(1, steps // 3)
     file, whole, killed = folder / "recipe.toml", folder / "whole", folder / "killed"
+    recipe_file.import_plugins_of(recipe, overrides)
     recipe_file.write(shorten_recipe(recipe, overrides, steps, save), file)
     report_stage(f"training {steps} steps")
     wait_for_process(start_process("qkv", "train", file, f"run={whole}"))
@@ -95,7 +97,8 @@ class KillAfterCheckpoint(Watcher):
 def start_process(module: str, *arguments: object) -> subprocess.Popen[str]:
     """Start a run in another process."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    environment = child_environment()
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def wait_for_process(process: subprocess.Popen[str], *, expect_kill: bool = False) -> None:
@@ -158,4 +161,5 @@ def compare_logs(one: Path, other: Path) -> tuple[int, str]:
 
 if __name__ == "__main__":  # the run that kills itself
     file, run, save = sys.argv[1:]
+    import_inherited()
     train(open_recipe(file, [f"run={run}"]), watch=KillAfterCheckpoint(Path(run), int(save)))

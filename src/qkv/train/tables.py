@@ -16,6 +16,8 @@ from qkv.tables import OpenTable
 
 MakeOptimizer = Callable[[Any], Any]
 """A function of an `optim.optimizers.OptimizerSetup` that returns a torch `Optimizer`."""
+MakeState = Callable[[Mapping[str, Any], Any], dict[str, Any]]
+"""A function of a parameter group and a parameter that returns the parameter's state before the first step."""
 DecayFactor = Callable[[Any, int, float], float]
 """A function of the `TrainSection`, the step (from 0) and the spent fraction of the budget."""
 MakeTracker = Callable[[Path, Mapping[str, Any]], Any]
@@ -28,6 +30,7 @@ class OptimizerRow:
 
     make: MakeOptimizer
     is_fused: bool = False
+    state: MakeState | None = None
 
 
 OPTIMIZERS = OpenTable[OptimizerRow](
@@ -60,13 +63,16 @@ TRACKERS = OpenTable[MakeTracker](
 )
 
 
-def register_optimizer(name: str, make: MakeOptimizer, *, is_fused: bool = False, replace: bool = False) -> None:
+def register_optimizer(
+    name: str, make: MakeOptimizer, state: MakeState | None = None, *, is_fused: bool = False, replace: bool = False
+) -> None:
     """Add an optimizer: a function of an `OptimizerSetup` that returns a torch `Optimizer`.
 
-    All of its state must be tensors in `optimizer.state`, so that a run can be resumed; this is checked before a run
-    starts. With `is_fused`, `setup.lr` may be a tensor, and the update must not read the values of tensors.
+    `state` makes the state of a parameter before the first step; without it, the first step makes it. All of the state
+    must be tensors in `optimizer.state`, so that a run can be resumed; this is checked before a run starts. With
+    `is_fused`, `setup.lr` may be a tensor, and the update must not read the values of tensors.
     """
-    OPTIMIZERS.register(name, OptimizerRow(make, is_fused), replace=replace)
+    OPTIMIZERS.register(name, OptimizerRow(make, is_fused, state), replace=replace)
 
 
 def register_schedule(name: str, decay_factor: DecayFactor, *, replace: bool = False) -> None:

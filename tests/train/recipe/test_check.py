@@ -10,6 +10,7 @@ from qkv.errors import UsageError
 from qkv.train.recipe.check import check_recipe
 from qkv.train.recipe.recipe_file import loads
 from qkv.train.recipe.schema import DataSection, ObjectiveSection, Recipe, TrainSection
+from qkv.train.recipe.table import SECTIONS
 from qkv.values import find_fields
 from qkv.values.types import strip_notes
 
@@ -98,7 +99,7 @@ def test_what_is_impossible(keys: dict[str, Any], message: str) -> None:
 NUMBERS = {
     f"{section.name}.{field.name}": (field.limits, strip_notes(field.type)[0])
     for section in find_fields(Recipe)
-    if section.name != "run"
+    if section.name in SECTIONS
     for field in find_fields(section.type)
     if strip_notes(field.type)[0] in (int, float)
 }

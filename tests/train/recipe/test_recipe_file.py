@@ -22,7 +22,7 @@ from qkv.train.recipe.recipe_file import (
     write,
 )
 from qkv.train.recipe.schema import DataSection, ModelSection, ObjectiveSection, Recipe, TokenizerSection, TrainSection
-from qkv.train.recipe.table import to_table
+from qkv.train.recipe.table import SECTIONS, to_table
 from qkv.values import Limits, OneOf, Partial
 from qkv.values.types import strip_notes
 
@@ -303,7 +303,7 @@ def test_a_recipe_written_and_read_is_the_same(recipe: Recipe) -> None:
 
 def test_what_is_written_spells_out_every_field_in_order() -> None:
     table = to_table(loads(PLAIN))
-    assert list(table) == ["run", "data", "tokenizer", "model", "objective", "train"]
+    assert list(table) == ["run", "plugins", "data", "tokenizer", "model", "objective", "train"]
     assert list(table["train"]) == [field.name for field in fields(TrainSection)]
     text = to_toml(loads(PLAIN))
     for name in table["train"]:
@@ -328,11 +328,11 @@ def test_differences_by_dotted_key() -> None:
 
 def test_changeable_keys_are_keys() -> None:
     table = to_table(Recipe())
-    known = {"run"} | {f"{section}.{name}" for section in table if section != "run" for name in table[section]}
+    known = {"run", "plugins"} | {f"{section}.{name}" for section in SECTIONS for name in table[section]}
     assert known >= CHANGEABLE_ON_RESUME
 
 
-@pytest.mark.parametrize("key", sorted(CHANGEABLE_ON_RESUME - {"run"}))
+@pytest.mark.parametrize("key", sorted(CHANGEABLE_ON_RESUME - {"run", "plugins"}))
 def test_a_run_may_go_on_with_these_changed(key: str) -> None:
     section, name = key.split(".")
     old = Recipe()

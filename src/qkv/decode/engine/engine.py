@@ -78,10 +78,9 @@ class Engine:
         ):
             check_value(PositiveCount, value, name)
         GenerationOptions().check(network.config)
-        if network.config.is_recurrent:
+        if network.config.keeps_state:
             raise UsageError(
-                "the engine keeps keys and values in pages, but this model is recurrent and has none; use "
-                "qkv.decode.generate"
+                "the engine keeps keys and values in pages, but this model keeps a state; use qkv.decode.generate"
             )
         self.network, self.tokenizer = network, tokenizer
         self.stats = EngineStats()

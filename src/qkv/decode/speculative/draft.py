@@ -133,9 +133,9 @@ class DraftModel:
                 f"a {small.family} with a {small.head.kind} head cannot be the draft of a {large.family}; "
                 "use a smaller model of the same family"
             )
-        if small.is_recurrent:
+        if small.keeps_state:
             raise UsageError(
-                "the draft is recurrent, and its state cannot go back to before a rejected token; use a Transformer"
+                "the draft keeps a state, which cannot go back to before a rejected token; use a Transformer"
             )
         if small.stack.vocab_size != large.stack.vocab_size:
             raise UsageError(

@@ -55,10 +55,10 @@ def find_engine(served: ServedModel) -> EngineThread:
     """The engine of a model; an error if the model does not generate text."""
     if served.engine is None:
         GenerationOptions().check(served.model.config)
-        if served.model.config.is_recurrent:
+        if served.model.config.keeps_state:
             raise ApiError(
                 400,
-                f"model {served.name!r} is recurrent, and this route serves Transformers only: it keeps their keys and "
+                f"model {served.name!r} keeps a state, and this route serves only models that keep keys and "
                 "values; use /translate, /summarise or /score, or qkv run",
                 param="model",
             )

@@ -55,7 +55,7 @@ class ServedModel:
             device_lock=lock,
         )
         self.engine: EngineThread | None = None  # only for a Transformer that generates text
-        if model.config.decoder is not None and model.config.head.kind == "lm" and not model.config.is_recurrent:
+        if model.config.decoder is not None and model.config.head.kind == "lm" and not model.config.keeps_state:
             self.engine = EngineThread(
                 name,
                 lambda: make_engine(model, settings),

@@ -153,13 +153,12 @@ def modern_stack(overrides: Mapping[str, Any], requirements: ModelRequirements) 
     """
     width = overrides.get("width", DEFAULT_WIDTH)
     feedforward = PARTS["feedforward"].find(overrides.get("feedforward", "swiglu"), "model.feedforward")
-    is_gated = feedforward.options.get("gated", False)
     defaults = {
         "vocab_size": requirements.tokenizer.vocab_size,
         "width": width,
         "layers": DEFAULT_LAYERS,
         "heads": default_num_heads(width),
-        "ffn_width": -(-int(width * 8 / 3) // 32) * 32 if is_gated else 4 * width,
+        "ffn_width": -(-int(width * 8 / 3) // 32) * 32 if feedforward.gated else 4 * width,
         "position": "rotary",
         "max_positions": max(requirements.max_length, 1),
         "norm": "rmsnorm",

@@ -115,7 +115,7 @@ def find_scorer(config: Config, records: Sequence[Record], metric: str = "") -> 
 
     `metric` is the metric that the recipe chose. It is the main metric if the scorer can compute it.
     """
-    found = find_task(config).find_scorer(config, records)
+    found = find_task(config).make_scorer(config, records)
     if found is None or not any(map(found.is_usable, records)):
         return None
     found.choose_metric(metric)

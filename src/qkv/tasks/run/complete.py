@@ -109,7 +109,7 @@ class Completer:
             known = next(
                 (i for i, (new, old) in enumerate(pairs) if new != old), min(len(ids) - 1, len(self.cached_ids))
             )
-            if isinstance(cache, RecurrentCache):  # its state cannot be taken back
+            if isinstance(cache, RecurrentCache) or any(cache.states):  # a state cannot be taken back
                 known = known if known == len(self.cached_ids) else 0
             else:
                 crop_cache(cache, known)

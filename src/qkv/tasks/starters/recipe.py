@@ -9,6 +9,7 @@ from typing import Literal
 
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.errors import UsageError, suggest_name
+from qkv.plugins import find_plugins
 from qkv.tasks.metrics.text import ROUGE_NAMES, has_rouge
 from qkv.tasks.starters.files import (
     EXAMPLE_BYTES,
@@ -84,6 +85,9 @@ def starter_recipe(
         "": [("run", run or f"runs/{task}", "folder of the run, which becomes the model's folder")],
         "data": _data_lines(starter, summary, size),
     }
+    if plugins := find_plugins([("task", task), ("objective", starter.objective)]):
+        modules = [plugin.module for plugin in plugins]
+        sections[""].append(("plugins", modules, "modules that register the task and its objective"))
     if base_model:
         model, train = _fine_tuning_lines(starter, base_model, summary, machine, minutes)
     else:

@@ -19,7 +19,7 @@ from qkv.train.parallel.shards import load_slices, local_slices
 from qkv.train.progress import Progress
 from qkv.train.step import Stepper
 
-UNCHECKED = ("model.reads_sentences", "model.reads_pairs", "model.text_processor")
+UNCHECKED = ("model.reads_sentences", "model.reads_pairs", "model.text_processor", "model.plugins")
 """Values that training does not depend on, and that the checkpoints of older runs lack."""
 
 

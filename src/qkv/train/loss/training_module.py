@@ -107,6 +107,7 @@ class TrainingModule(nn.Module):
         # In an encoder-decoder, the last block computes all positions.
         self.can_select = not network.has_source
         self.notes: list[str] = []
+        self.auxiliary = find_auxiliary_losses(network)
 
     def install_kernels(self, precision: str) -> None:
         """Use fused kernels on a GPU. A kernel that approximates is reported in `notes`.
@@ -126,7 +127,13 @@ class TrainingModule(nn.Module):
         sums = labelled_batch.loss(BatchPass(self, labelled_batch))
         weighted = zip(sums, (per_token, per_document), strict=True)
         losses = [loss * weight for loss, weight in weighted if loss is not None]
-        return losses[0] if len(losses) == 1 else losses[0] + losses[1]
+        total = losses[0] if len(losses) == 1 else losses[0] + losses[1]
+        if self.training and self.auxiliary:
+            # The mean over micro-batches and ranks, each weighted by its labels.
+            counts = labelled_batch.batch.label_counts
+            fraction = counts[0] * per_token if counts[0] else counts[1] * per_document
+            total = total + fraction * sum(aux_loss(module) for module, aux_loss in self.auxiliary)
+        return total
 
     def normalize_padding_flags(self, batch: Batch) -> Batch:
         """Set the padding flags of a batch to `can_skip_mask`: batches with the same kernels share a CUDA graph."""
@@ -236,6 +243,12 @@ class BatchPass:
     def cross_entropy(self, logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """The summed cross-entropy of logits (N, V) and targets (N,), without targets that are `IGNORE_INDEX`."""
         return cross_entropy(logits, targets, label_smoothing)
+
+
+def find_auxiliary_losses(network: nn.Module) -> list[tuple[nn.Module, Callable[[Any], Any]]]:
+    """The modules whose part states an auxiliary loss, such as the balance of experts, with the functions of it."""
+    rows = [(module, getattr(module, "part_row", None)) for module in network.modules()]
+    return [(module, row.aux_loss) for module, row in rows if row is not None and row.aux_loss is not None]
 
 
 def without_layout(inputs: Inputs) -> Inputs:

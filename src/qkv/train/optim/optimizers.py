@@ -100,9 +100,20 @@ def make_optimizer(
     row = OPTIMIZERS.find(section.optimizer, "train.optimizer")
     device = named[0][1].device
     lr: Any = torch.tensor(section.lr, dtype=torch.float32, device=device) if capturable else section.lr
-    optimizer: Optimizer = row.make(OptimizerSetup(named, section, lr, fused, capturable))
-    if not hasattr(optimizer, "initial_state"):
+    optimizer = _make(row, OptimizerSetup(named, section, lr, fused, capturable))
+    if row not in BUILT_IN:
         _check_resumable(row, section)
+    return optimizer
+
+
+def _make(row: OptimizerRow, setup: OptimizerSetup) -> Optimizer:
+    """Make an optimizer, with its state if the row states it."""
+    optimizer: Optimizer = row.make(setup)
+    if row.state is not None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                optimizer.state[parameter].update(row.state(group, parameter))
+        optimizer.initial_state = row.state  # type: ignore[attr-defined]
     return optimizer
 
 
@@ -135,13 +146,14 @@ ADAM = OptimizerRow(lambda setup: Adam(setup.parameter_groups(), **setup.adam), 
 SGD_ROW = OptimizerRow(_make_sgd, is_fused=True)
 LAMB = OptimizerRow(lambda setup: Lamb(setup.parameter_groups(), **setup.moments))
 MUON = OptimizerRow(_make_muon, is_fused=True)
+BUILT_IN = (ADAMW, ADAM, SGD_ROW, LAMB, MUON)
 
 
 def _check_resumable(row: OptimizerRow, section: TrainSection) -> None:
     """Raise an error if an optimizer keeps state that a checkpoint does not have, by making a step with it."""
     parameter = nn.Parameter(torch.ones(2, 2))
     parameter.grad = torch.ones(2, 2)
-    optimizer = row.make(OptimizerSetup([("blocks.0.weight", parameter)], section, section.lr))
+    optimizer = _make(row, OptimizerSetup([("blocks.0.weight", parameter)], section, section.lr))
     before = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     optimizer.step()
     changed = [

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import IO
 
 from qkv.errors import UsageError
+from qkv.plugins import child_environment
 
 log = logging.getLogger("qkv")
 
@@ -81,8 +82,8 @@ class LocalProcesses:
     def _environment(self, rank: int) -> dict[str, str]:
         threads = max(1, (os.cpu_count() or 1) // self.size)
         return {
-            "OMP_NUM_THREADS": str(threads),  # os.environ overrides it
-            **os.environ,
+            "OMP_NUM_THREADS": str(threads),  # the environment overrides it
+            **child_environment(),
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(self.size),

@@ -6,6 +6,7 @@ from dataclasses import fields
 from qkv.data.objectives.table import OBJECTIVES, applicable_objectives
 from qkv.errors import UsageError
 from qkv.train.recipe.schema import RECURRENT_FAMILIES, Recipe
+from qkv.train.recipe.table import SECTIONS
 from qkv.values import InvalidValue, check
 
 
@@ -26,7 +27,7 @@ def _value_problem(recipe: Recipe) -> str:
     """Check types and limits, which a recipe from a file has already passed and a recipe from Python has not."""
     try:
         for section in fields(recipe):
-            if section.name != "run":
+            if section.name in SECTIONS:
                 check(getattr(recipe, section.name), section.name)
     except InvalidValue as error:
         return str(error)

@@ -9,11 +9,13 @@ line, the key and the expected value. Relative paths are resolved against the wo
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 
 from qkv.errors import QkvError, UsageError, suggest_name, suggest_path
 from qkv.files import read_text, report_write_errors, to_path, write_atomically
+from qkv.plugins import check_imported, import_plugins
 from qkv.train.recipe.check import check_recipe
 from qkv.train.recipe.schema import Recipe
 from qkv.train.recipe.table import STACKS, RecipeText, Table, apply_overrides, recipe_from_table, to_table
@@ -22,7 +24,7 @@ from qkv.train.recipe.toml import format_key, format_value, parse_toml
 MAX_RECIPE_BYTES = 2**20
 
 CHANGEABLE_ON_RESUME = frozenset(
-    {"run", "data.cache_dir", "data.test"}
+    {"run", "plugins", "data.cache_dir", "data.test"}
     | {
         f"train.{name}"
         for name in (
@@ -39,6 +41,8 @@ CHANGEABLE_ON_RESUME = frozenset(
 
 def read(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe (a file, a run folder or a built-in name), apply `key=value` overrides, and check it.
+
+    Its plugins must be imported, as `import_plugins_of` does.
 
     >>> read("mine.toml", ["train.minutes=5", "data.train=x.tsv"]).train.minutes      # doctest: +SKIP
     5.0
@@ -57,7 +61,23 @@ def loads(text: str, where: str = "the recipe") -> Recipe:
         table = parse_toml(text)
     except ValueError as error:
         raise UsageError(f"{where}: not valid TOML: {error}") from None
+    check_imported(_named_plugins(table), where)
     return recipe_from_table(table, RecipeText(where, text))
+
+
+def import_plugins_of(name: str | Path, overrides: Sequence[str] = ()) -> None:
+    """Import the plugins that a recipe or an override names. Only a command that trains the recipe does this."""
+    text, _ = find_recipe(name)
+    with suppress(ValueError, UsageError):  # `read` says what is wrong
+        table = apply_overrides(parse_toml(text), [one for one in overrides if one.partition("=")[0] == "plugins"])
+        named = _named_plugins(table)
+    import_plugins(named)
+
+
+def _named_plugins(table: Table) -> list[str]:
+    """Return the plugins of a recipe whose values are not checked yet."""
+    listed = table.get("plugins", ())
+    return [one for one in listed if isinstance(one, str)] if isinstance(listed, list | tuple) else []
 
 
 def builtin_recipes() -> list[str]:
@@ -91,9 +111,9 @@ def find_recipe(name: str | Path) -> tuple[str, str]:
 
 def to_toml(recipe: Recipe) -> str:
     """Return the recipe as TOML, with every field. `loads` is the inverse."""
-    lines = [f"run = {format_value(recipe.run)}"]
+    lines = [f"{name} = {format_value(getattr(recipe, name))}" for name in ("run", "plugins")]
     for section, values in to_table(recipe).items():
-        if section != "run":
+        if isinstance(values, dict):
             lines += ["", f"[{format_key(section)}]", *_lines(values, section)]
     return "\n".join(lines) + "\n"
 

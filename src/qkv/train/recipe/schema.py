@@ -1,6 +1,7 @@
 """The keys of a recipe. A recipe has five sections and determines a training run.
 
     run = "runs/translator"
+    plugins = []        modules outside qkv that register what the recipe names, such as a feed-forward
 
     [data]        which files, how they are read, how long sequences are
     [tokenizer]   one to train, or an existing one
@@ -199,9 +200,10 @@ class TrainSection:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A whole recipe. `run` is the run folder."""
+    """A whole recipe. `run` is the run folder, and `plugins` are modules that register parts, objectives and others."""
 
     run: str = ""
+    plugins: tuple[str, ...] = ()
     data: DataSection = field(default_factory=DataSection)
     tokenizer: TokenizerSection = field(default_factory=TokenizerSection)
     model: ModelSection = field(default_factory=ModelSection)

@@ -20,6 +20,7 @@ Table = dict[str, Any]
 Path = tuple[str | int, ...]
 
 STACKS = ("encoder", "decoder")
+SECTIONS = ("data", "tokenizer", "model", "objective", "train")
 DERIVED_HEAD_FIELDS = frozenset({"kind", "outputs", "labels", "tied", "next_sentence_classes"})
 """Fields of a head that follow from the data and from [model], so that a recipe cannot set them."""
 MODEL_TABLES = {**dict.fromkeys(STACKS, Partial(StackConfig)), "head": Partial(HeadConfig, DERIVED_HEAD_FIELDS)}
@@ -80,7 +81,7 @@ class RecipeReader(Reader):
 
 def _find_section_keys() -> dict[str, dict[str, Any]]:
     """Return the sections with the types of their keys. [model] has the fields of its stacks and head, too."""
-    sections = {field.key: field.type for field in find_fields(Recipe) if field.key != "run"}
+    sections = {field.key: field.type for field in find_fields(Recipe) if field.key in SECTIONS}
     keys = {name: {field.key: field.type for field in find_fields(kind)} for name, kind in sections.items()}
     del keys["model"]["overrides"]
     tables = {name: Annotated[dict[str, Any], partial] for name, partial in MODEL_TABLES.items()}
@@ -134,6 +135,8 @@ def _type_of_key(path: Sequence[str]) -> Any:
     match path:
         case ["run"]:
             return str
+        case ["plugins"]:
+            return tuple[str, ...]
         case ["model", table, name] if table in MODEL_TABLES:
             return MODEL_TABLES[table].find_types().get(name, Any)
         case ["data", "mix", _, name]:
@@ -150,7 +153,7 @@ def _type_of_key(path: Sequence[str]) -> Any:
 
 def to_table(recipe: Recipe) -> Table:
     """Return the recipe as a table of all fields, in the order of the sections."""
-    table: Table = {"run": recipe.run}
+    table: Table = {"run": recipe.run, "plugins": recipe.plugins}
     for section in SECTION_KEYS:
         values = asdict(getattr(recipe, section))
         if section == "model":
