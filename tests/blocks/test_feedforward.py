@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from qkv.blocks.config import StackConfig
+from qkv.blocks.feedforward import apply_gate
 from qkv.blocks.parts import PARTS, make_part
 
 Config = Callable[..., StackConfig]
@@ -62,5 +63,19 @@ def test_dropout_acts_between_the_two_products_in_training_alone(small: Config) 
     torch.manual_seed(1)
     dropped = layer.train()(x)
     torch.manual_seed(1)
-    kept = torch.nn.functional.dropout(torch.nn.functional.gelu(layer.up(x)), 0.5)
+    kept = layer.dropout(torch.nn.functional.gelu(layer.up(x)))
     assert torch.equal(dropped, layer.down(kept))
+
+
+@pytest.mark.parametrize("shape", [(3, 10), (2, 4, 10)])
+def test_the_gate_of_a_cpu_has_the_gradient_of_the_formula(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    h = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda h: apply_gate(h, torch.nn.functional.silu, "silu"), (h,))
+    gate, value = h.chunk(2, dim=-1)
+    out = apply_gate(h, torch.nn.functional.silu, "silu")
+    assert torch.equal(out, torch.nn.functional.silu(gate) * value)
+    assert out.grad_fn is not None
+    assert "CpuSiluGate" in out.grad_fn.name()
+    each = torch.func.vmap(torch.func.grad(lambda h: apply_gate(h, torch.nn.functional.silu, "silu").sum()))(h)
+    torch.testing.assert_close(each, torch.autograd.grad(out.sum(), h)[0])

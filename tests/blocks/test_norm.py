@@ -70,3 +70,25 @@ def test_norms_take_their_statistics_in_float32(small: Config, norm: str) -> Non
         total = total + column
     naive = (x - mean) / (total / 4096).sqrt()[:, None]
     assert not torch.allclose(naive.double(), exact, rtol=2**-7, atol=2**-7), "the negative control"
+
+
+@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
+def test_bfloat16_training_on_a_cpu_is_the_formula_rounded_once(small: Config, weight_dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 7, 32).bfloat16().requires_grad_()
+    layer = make_norm(small(norm="rmsnorm", norm_eps=1e-5), 32).to(weight_dtype)
+    torch.nn.init.normal_(layer.weight)
+    out = layer(x)
+    assert out.grad_fn is not None
+    assert "CpuRMSNorm" in out.grad_fn.name()
+    exact = x.detach().double().requires_grad_()
+    gain = layer.weight.detach().double().requires_grad_()
+    wanted = exact * (exact.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * gain
+    torch.testing.assert_close(out.double(), wanted, rtol=2**-8, atol=1e-6)
+    back = torch.randn_like(out)
+    mine = torch.autograd.grad(out, (x, layer.weight), back)
+    theirs = torch.autograd.grad(wanted, (exact, gain), back.double())
+    assert mine[0].dtype == torch.bfloat16
+    assert mine[1].dtype == weight_dtype
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=2**-7, atol=2**-7)

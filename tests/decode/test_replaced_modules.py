@@ -11,6 +11,7 @@ from torch import nn
 from qkv.blocks import Embedding, Head, Stack
 from qkv.blocks.attention import CrossAttention, SelfAttention
 from qkv.blocks.block import Block, ResidualWrapper
+from qkv.blocks.dropout import Dropout
 from qkv.blocks.feedforward import FeedForward
 from qkv.decode import GenerationOptions, generate
 from qkv.decode.backend import CPU, REFERENCE, choose_backend
@@ -51,7 +52,7 @@ CHANGES: dict[str, Callable[[Any], None]] = {
     **{kind.__name__: twice(kind) for kind in (FeedForward, SelfAttention, Block, ResidualWrapper, Stack, Embedding)},
     "Head": twice(Head, "project"),
     "Decoder": twice(Decoder, "hidden"),
-    "Dropout": twice(nn.Dropout),
+    "Dropout": twice(Dropout),
     "an instance's forward": own_forward,
     "hook": hook,
     "another module for the dropout": sequential,

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from qkv.blocks.attention import CrossAttention, SelfAttention
 from qkv.blocks.cache import LayerCache, LayerMemory
 from qkv.blocks.config import StackConfig
+from qkv.blocks.dropout import Dropout
 from qkv.blocks.feedforward import FeedForward
 from qkv.blocks.kernels.prepared import PreparedMask
 from qkv.blocks.norm import make_norm
@@ -36,7 +37,7 @@ class ResidualWrapper(nn.Module):
         self.norm_placement, self.has_residual = config.norm_placement, config.residual != "none"
         self.norm = nn.Identity() if skip_norm else make_norm(config, config.width)
         self.norm_out = make_norm(config, config.width) if config.norm_placement == "sandwich" else None
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def residual_update(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
         """Return what the part adds to the residual stream."""

@@ -9,6 +9,7 @@ B batch, T tokens, W width of the tables (`embedding_width` or, if it is not set
 from torch import Tensor, nn
 
 from qkv.blocks.config import StackConfig
+from qkv.blocks.dropout import Dropout
 from qkv.blocks.norm import make_norm
 from qkv.blocks.parts import make_position
 
@@ -27,7 +28,7 @@ class Embedding(nn.Module):
         self.position = make_position(config, "embedding")
         self.types = nn.Embedding(config.token_types, width) if config.token_types else None
         self.norm = make_norm(config, width) if config.embedding_norm != "none" else None
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.project = nn.Linear(width, config.width) if config.embedding_width else None
 
     def forward(self, ids: Tensor, positions: Tensor, token_type_ids: Tensor | None = None) -> Tensor:

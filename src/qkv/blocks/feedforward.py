@@ -7,11 +7,15 @@ In a gated network, `up` contains the matrices of gate and value, in this order:
 """
 
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from qkv.blocks.config import StackConfig
+from qkv.blocks.dropout import Dropout, is_transformed
 from qkv.blocks.tap import LayerTap
 
 
@@ -41,7 +45,7 @@ class FeedForward(nn.Module):
         self.fused: Callable[[str, nn.Module, Tensor], Tensor | None] | None = None
         self.up = nn.Linear(config.width, config.ffn_width * (2 if gated else 1), bias=bias)
         self.down = nn.Linear(config.ffn_width, config.width, bias=bias)
-        self.dropout = nn.Dropout(config.ffn_dropout)
+        self.dropout = Dropout(config.ffn_dropout)
 
     def forward(self, x: Tensor, tap: LayerTap | None = None) -> Tensor:
         """x (B, T, C) → (B, T, C)."""
@@ -56,8 +60,41 @@ class FeedForward(nn.Module):
         if tap:
             h = tap("mlp_pre", h)
         if self.gated:
-            gate, value = h.chunk(2, dim=-1)
-            h = self.activation(gate) * value
+            h = apply_gate(h, self.activation, self.activation_name)
         else:
             h = self.activation(h)
         return tap("mlp_post", h) if tap else h
+
+
+def apply_gate(h: Tensor, activation: Callable[[Tensor], Tensor], name: str) -> Tensor:
+    """h (…, 2F), which holds gate and value → f(gate) · value, (…, F)."""
+    on_cpu = h.device.type == "cpu" and not torch.compiler.is_compiling()
+    if on_cpu and name == "silu" and h.requires_grad and torch.is_grad_enabled() and not is_transformed():
+        out: Tensor = CpuSiluGate.apply(h)  # type: ignore[no-untyped-call]
+        return out
+    gate, value = h.chunk(2, dim=-1)
+    return activation(gate) * value
+
+
+class CpuSiluGate(torch.autograd.Function):
+    """silu(gate) · value. Its backward pass writes both gradients into one tensor; autograd would copy them there."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        """h (…, 2F) → (…, F)."""
+        gate, value = h.chunk(2, dim=-1)
+        active = F.silu(gate)
+        ctx.save_for_backward(h, active)
+        return active * value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """The gradient of h."""
+        h, active = ctx.saved_tensors
+        gate, value = h.chunk(2, dim=-1)
+        grad_h = torch.empty_like(h)
+        grad_gate, grad_value = grad_h.chunk(2, dim=-1)
+        torch.mul(grad, active, out=grad_value)
+        torch.ops.aten.silu_backward.grad_input(grad * value, gate, grad_input=grad_gate)
+        return grad_h

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.blocks.config import HeadConfig, StackConfig
+from qkv.blocks.dropout import Dropout
 from qkv.blocks.feedforward import ACTIVATIONS
 from qkv.blocks.mask import SequenceLayout
 from qkv.blocks.norm import make_norm
@@ -65,7 +66,7 @@ class Head(nn.Module):
             self.dense = nn.Linear(stack.width, inner, bias=config.dense_bias)
             self.activation = ACTIVATIONS[config.dense]
         self.norm = make_norm(stack, inner) if config.dense_norm else None
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.out = None
         if config.kind not in ("none", "embed"):
             self.out = nn.Linear(inner, config.outputs, bias=config.bias)

@@ -31,6 +31,7 @@ from qkv.blocks.attention import pattern
 from qkv.blocks.cache import CrossCache, EncoderMemory
 from qkv.blocks.config import StackConfig
 from qkv.blocks.document_order import DocumentOrder, SourceDocuments, find_sources, order_documents
+from qkv.blocks.dropout import Dropout
 from qkv.blocks.kernels.prepared import NO_HINTS, KernelHints
 from qkv.blocks.mask import SequenceLayout
 from qkv.blocks.tap import Tap
@@ -171,7 +172,7 @@ class RecurrentStack(nn.Module):
         self.num_states = 2 if layer == "LSTM" else 1  # per layer
         # The source's summary → the first state of every layer
         self.initial = nn.Linear(config.width, config.layers * self.num_states * config.width) if cross else None
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.norm = None  # states need no norm: they lie between −1 and 1
 
     @torch.no_grad()

@@ -20,7 +20,9 @@ from torch import nn
 from qkv.blocks import Embedding, Head, Stack, StackConfig
 from qkv.blocks.attention import CrossAttention, SelfAttention
 from qkv.blocks.block import Block, ResidualWrapper
+from qkv.blocks.dropout import Dropout
 from qkv.blocks.feedforward import FeedForward
+from qkv.blocks.norm import RMSNorm
 from qkv.blocks.parts import PARTS
 from qkv.blocks.position import LearnedPositions, RotaryPositions, ScoreBias, SinusoidalPositions
 from qkv.models import Decoder, Seq2Seq
@@ -64,10 +66,10 @@ def supports(choices: Choices, config: StackConfig) -> bool:
 
 REPLICATED = (
     *(Decoder, Seq2Seq, Embedding, Stack, Head, Block, ResidualWrapper, SelfAttention, CrossAttention, FeedForward),
-    *(ScoreBias, RotaryPositions, nn.ModuleList, nn.Dropout, nn.Identity),
+    *(ScoreBias, RotaryPositions, nn.ModuleList, Dropout, nn.Identity),
 )
 """The modules whose computation a fast path repeats in its own code, or leaves out."""
-CALLABLE = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, LearnedPositions, SinusoidalPositions)
+CALLABLE = (nn.Linear, nn.LayerNorm, RMSNorm, nn.Embedding, LearnedPositions, SinusoidalPositions)
 """The linear maps, norms and tables of the built-in parts."""
 CALLED = frozenset({"qkv", "q", "kv", "out", "up", "down", "dense", "project", "norm", "norm_out", "q_norm", "k_norm"})
 CALLED |= {"token", "position", "types", "table", "front_ends"}

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from qkv.blocks.block import Block, ResidualWrapper
 from qkv.blocks.feedforward import FeedForward
+from qkv.blocks.norm import RMSNorm
 from qkv.decode.cpu.int4 import Int4Linear
 from qkv.decode.cpu.int8 import Int8Linear
 from qkv.decode.cpu.packed_linear import make_packed_linear
@@ -104,10 +105,10 @@ def make_norm(norm: nn.Module) -> VectorFunction:
     if type(norm) is nn.LayerNorm:
         shape, weight, bias, eps = list(norm.normalized_shape), norm.weight, norm.bias, norm.eps
         return lambda x: torch.layer_norm(x, shape, weight, bias, eps, False)
-    return make_rms_norm(norm) if type(norm) is nn.RMSNorm else norm
+    return make_rms_norm(norm) if type(norm) is RMSNorm else norm
 
 
-def make_rms_norm(norm: nn.RMSNorm) -> VectorFunction:
+def make_rms_norm(norm: RMSNorm) -> VectorFunction:
     """Return an RMSNorm as a function. For one vector it runs two operators, where torch's own norm runs six."""
     shape, weight, eps, width = list(norm.normalized_shape), norm.weight, norm.eps, norm.normalized_shape[-1]
     if weight is None or not eps or weight.dtype not in (torch.float32, torch.float64):

@@ -20,6 +20,7 @@ from qkv.blocks import Stack
 from qkv.blocks.block import Block
 from qkv.blocks.feedforward import FeedForward
 from qkv.blocks.head import Head
+from qkv.blocks.norm import RMSNorm
 from qkv.decode.filters import NEG_INF
 from qkv.decode.gpu import batch_kernels as kernels
 from qkv.decode.support import EVERY_CHOICE, Choices, supports
@@ -44,7 +45,7 @@ def is_supported(stack: Stack) -> bool:
         assert isinstance(block, Block)
         norms += [sub.norm for sub in (block.attention_sub, block.cross_sub, block.ffn_sub) if sub is not None]
     return supports(CHOICES, stack.config) and all(
-        norm is None or (type(norm) in (nn.LayerNorm, nn.RMSNorm) and not norm._forward_hooks) for norm in norms
+        norm is None or (type(norm) in (nn.LayerNorm, RMSNorm) and not norm._forward_hooks) for norm in norms
     )
 
 
@@ -96,7 +97,7 @@ def add_norm(x: Tensor, update: Tensor | None, norm: Any, *, keep_sum: bool = Fa
         torch.finfo(x.dtype).eps if norm.eps is None else norm.eps,
         WIDTH=width,
         PADDED=triton.next_power_of_2(width),
-        NORM="rmsnorm" if isinstance(norm, nn.RMSNorm) else "layernorm",
+        NORM="rmsnorm" if isinstance(norm, RMSNorm) else "layernorm",
         UPDATE=update is not None,
         KEEP_SUM=keep_sum,
         WEIGHT=weight is not None,

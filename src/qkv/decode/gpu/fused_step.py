@@ -12,6 +12,7 @@ import torch
 import triton
 from torch import Tensor, nn
 
+from qkv.blocks.norm import RMSNorm
 from qkv.decode.gpu import fused_kernels as kernels
 from qkv.decode.gpu.greedy import GreedyState
 from qkv.decode.gpu.static_runner import CacheView, StaticRunner
@@ -72,7 +73,7 @@ class FusedLinear:
         rows, self.inputs = self.weight.shape
         self.outputs = rows // 2 if gated else rows
         self.gated, self.activation = gated, activation
-        self.norm = {nn.LayerNorm: "layernorm", nn.RMSNorm: "rmsnorm"}.get(type(norm), "none")
+        self.norm = {nn.LayerNorm: "layernorm", RMSNorm: "rmsnorm"}.get(type(norm), "none")
         self.norm_weight: Tensor | None = getattr(norm, "weight", None)
         self.norm_bias: Tensor | None = getattr(norm, "bias", None)
         self.eps = getattr(norm, "eps", None) or (torch.finfo(torch.float32).eps if self.norm != "none" else 0.0)
