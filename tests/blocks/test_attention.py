@@ -17,8 +17,8 @@ from qkv.blocks.cache import EncoderMemory, LayerMemory
 from qkv.blocks.config import StackConfig
 from qkv.blocks.kernels.choose import KERNELS, choose_kernel, prepare_mask
 from qkv.blocks.kernels.prepared import KernelHints, PreparedMask
+from qkv.blocks.kernels.rows import supports_rows
 from qkv.blocks.kernels.sdpa import sdpa
-from qkv.blocks.kernels.short import should_use_short_attention
 from qkv.blocks.kernels.varlen import varlen
 from qkv.blocks.mask import Mask, SequenceLayout, make_layout
 from qkv.blocks.position import Rotary
@@ -454,9 +454,8 @@ def test_many_short_texts_are_the_reference_forwards_and_backwards(
     bias = torch.randn(1, 4, 9, 9, generator=draw, dtype=torch.float64, requires_grad=True) if biased else None
     mask, x = Mask(layout, layout, causal=causal), torch.zeros(16, 9, 32, dtype=torch.float64)
     prepared = prepare_mask(mask, x, kernel="sdpa", bias=bias)
-    assert should_use_short_attention(q, k)
-    assert not should_use_short_attention(q[:8], k[:8])  # few
-    assert not should_use_short_attention(q.repeat(1, 1, 8, 1), k)  # long
+    assert supports_rows(q, k, prepared.attn_mask)
+    assert not supports_rows(q[:8], k[:8], prepared.attn_mask)  # few
     outs = [sdpa(q, k, v, prepared, 0.3), eager(q, k, v, PreparedMask(mask, "eager", bias), 0.3)]
     wanted = tensors if bias is None else [*tensors, bias]
     found = [torch.autograd.grad(out.square().sum(), wanted, retain_graph=True) for out in outs]

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from qkv.blocks.config import AttentionKernel
+from qkv.blocks.kernels.rows import RowPlan
 from qkv.blocks.mask import Mask
 
 
@@ -73,6 +74,7 @@ class PreparedMask:
     bias: Tensor | None = None  # (B, H, T, S), added to the scores: ALiBi, T5
     attn_mask: Tensor | None = None  # for sdpa: bool, or float with the bias added; None: all allowed, or only causal
     fully_masked: Tensor | None = None  # for sdpa: (B, 1, T, 1), True for queries that may attend to no key
+    row_plan: RowPlan | None = None  # for sdpa on a CPU: the blocks of queries, planned by the first layer
     block_mask: BlockMask | None = None  # for flex
     offsets: DocumentOffsets | None = None  # for varlen
     selection: Selection | None = None  # for the last block: the positions whose outputs are needed

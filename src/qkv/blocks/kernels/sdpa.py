@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.blocks.kernels.prepared import PreparedMask
-from qkv.blocks.kernels.short import short_attention, should_use_short_attention
+from qkv.blocks.kernels.rows import plan_rows, row_attention, supports_rows
 
 
 def prepare_attn_mask(prepared: PreparedMask, x: Tensor) -> None:
@@ -30,12 +30,11 @@ def prepare_attn_mask(prepared: PreparedMask, x: Tensor) -> None:
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, prepared: PreparedMask, scale: float, dropout: float = 0.0) -> Tensor:
     """q (B, H, T, D), k and v (B, KV, S, D) → (B, H, T, D)."""
-    if not dropout and should_use_short_attention(q, k):
-        additive_mask = prepared.attn_mask
-        if additive_mask is None and prepared.mask.causal:
-            shape = (q.shape[2], k.shape[2])
-            additive_mask = torch.full(shape, float("-inf"), dtype=q.dtype, device=q.device).triu(1)
-        out = short_attention(q, k, v, additive_mask, scale)
+    causal = prepared.attn_mask is None and prepared.mask.causal
+    if supports_rows(q, k, prepared.attn_mask):
+        if prepared.row_plan is None:
+            prepared.row_plan = plan_rows(q, k, prepared.attn_mask, prepared.fully_masked, causal)
+        out = row_attention(q, k, v, prepared.attn_mask, scale, prepared.row_plan, dropout)
     else:
         out = F.scaled_dot_product_attention(
             q,
@@ -43,7 +42,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, prepared: PreparedMask, scale: float, 
             v,
             attn_mask=prepared.attn_mask,
             dropout_p=dropout,
-            is_causal=prepared.attn_mask is None and prepared.mask.causal,
+            is_causal=causal,
             scale=scale,
             enable_gqa=q.shape[1] != k.shape[1],
         )
