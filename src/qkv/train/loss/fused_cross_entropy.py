@@ -66,8 +66,10 @@ class FusedCrossEntropy(torch.autograd.Function):
                 grad_x.append(grad_logits @ padded_weight)
             if needs_grad[1]:
                 part = _weight_gradient(grad_logits.T, chunk)
-                part = part.to(sum_dtype) if num_chunks > 1 else part
-                grad_weight = part if grad_weight is None else grad_weight + part
+                if grad_weight is None:
+                    grad_weight = part.to(sum_dtype) if num_chunks > 1 else part
+                else:
+                    grad_weight += part
         grad_weight = None if grad_weight is None else grad_weight[: len(weight)]
         ctx.save_for_backward(torch.cat(grad_x) if grad_x else None, grad_weight, grad_bias)
         ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)

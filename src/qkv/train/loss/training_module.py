@@ -40,6 +40,8 @@ MAX_PADDING_RATIO, POSITIONS_MULTIPLE = 1.1, 4
 B·Q is at most MAX_PADDING_RATIO × the number of labels. If N is rounded, Q is a multiple of POSITIONS_MULTIPLE."""
 MAX_LOGITS = {"cpu": 2**24, "cuda": 2**30}
 """With more logits than this, the loss is computed in chunks."""
+CACHED_LOGITS, MIN_CHUNK = 2**20, 256
+"""On a CPU, a chunk has so many logits, which stay in the processor's cache, but at least `MIN_CHUNK` positions."""
 
 
 @dataclass(frozen=True)
@@ -168,8 +170,7 @@ class TrainingModule(nn.Module):
     def token_loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """The summed cross-entropy of the hidden states (N, C) at labelled positions."""
         head, out = self.network.head, self.network.head.out
-        max_logits = MAX_LOGITS.get(x.device.type, MAX_LOGITS["cuda"])
-        num_chunks = max(1, -(-x.shape[0] * head.config.outputs // max_logits))
+        num_chunks = count_chunks(x.shape[0], head.config.outputs, x.device.type)
         # Fuse only if it pays: on a GPU without the Triton kernel, torch.compile is nearly as fast. The kernel is not
         # used for float16, in which sums over positions would overflow.
         has_kernel = fused.triton_kernels is not None and compute_dtype(x) != torch.float16
@@ -199,6 +200,19 @@ class TrainingModule(nn.Module):
     def smoothing(self) -> float:
         """The label smoothing: none in evaluation."""
         return self.options.label_smoothing if self.training else 0.0
+
+
+def count_chunks(positions: int, outputs: int, device_type: str) -> int:
+    """Return the number of chunks in which the loss of so many positions is computed.
+
+    >>> count_chunks(2048, 32_000, "cuda"), count_chunks(2048, 5_000, "cpu"), count_chunks(2048, 50_000, "cpu")
+    (1, 8, 8)
+    """
+    logits = positions * outputs
+    num_chunks = -(-logits // MAX_LOGITS.get(device_type, MAX_LOGITS["cuda"]))
+    if device_type == "cpu":
+        num_chunks = max(num_chunks, min(-(-logits // CACHED_LOGITS), -(-positions // MIN_CHUNK)))
+    return max(1, num_chunks)
 
 
 class BatchPass:
