@@ -279,7 +279,7 @@ def test_watching_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_stream_in_bfloat16_is_what_blocks_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And where the run computes in float32 it stays in float32, which a note says."""
+    """If the run computes in float32, the stream stays in float32, and a note says so."""
     seen: list[set[torch.dtype]] = []
     plain = Block.forward
 
@@ -294,7 +294,7 @@ def test_a_stream_in_bfloat16_is_what_blocks_read(tmp_path: Path, monkeypatch: p
         recipe = quick(tmp_path, f"{stream}-{precision}", steps=2, residual_dtype=stream, precision=precision)
         train(recipe)
         assert ("train.residual_dtype" in notes_of(recipe.run)) == ((stream, precision) == ("bfloat16", "auto"))
-    assert seen == [{torch.bfloat16}, *[{torch.float32}] * 3], "auto: narrow on a GPU, and this is none"
+    assert seen == [{torch.bfloat16}, {torch.float32}, {torch.bfloat16}, {torch.float32}]
 
 
 @pytest.mark.parametrize(("device", "due"), [("cpu", [5, 10, 15]), ("cuda", [100, 105])])

@@ -39,13 +39,12 @@ from qkv.train.loop import StoppedBySignal, fit
 from qkv.train.parallel.shards import gather_network
 from qkv.train.parallel.world import World, init_world
 from qkv.train.recipe import recipe_file
-from qkv.train.recipe.schema import Recipe, TrainSection, format_files
+from qkv.train.recipe.schema import Recipe, format_files
 from qkv.train.recipe.table import to_table
 from qkv.train.run.folder import RunFolder, resume_command
 from qkv.train.run.signals import StopRequested, StopSignals
 from qkv.train.run.trackers import make_trackers
 from qkv.train.setup import Job
-from qkv.train.step import resolve_precision
 from qkv.train.watch import RunEnd, Sample, Watcher
 
 EXCERPT_CHARS = 2000
@@ -134,7 +133,6 @@ def train_on_rank(
             folder.write_initial_recipe(recipe_file.to_toml(recipe))
         prepared = prepare_rank_zero_first(recipe, folder, world, progress)
         notes = [*prepared.notes, *folder.notes, *in_batch_negative_notes(prepared, world.data_size)]
-        notes += residual_dtype_notes(recipe.train, world.device)
         can_split = not uses_in_batch_negatives(recipe, prepared.fields)
         micro_batch_tokens, memory_note = choose_micro_batch(
             recipe,
@@ -196,16 +194,6 @@ def in_batch_negative_notes(prepared: PreparedRun, data_parallel_size: int) -> l
     return [
         f"contrastive: each of {data_parallel_size} ranks compares only the pairs of its own shard of a batch, so the "
         "loss differs from the loss of a single process with the same train.batch_tokens"
-    ]
-
-
-def residual_dtype_notes(train: TrainSection, device: torch.device) -> list[str]:
-    """A note if `train.residual_dtype` has no effect on this device."""
-    precision = resolve_precision(train, device)
-    if train.residual_dtype != "bfloat16" or precision == "bfloat16":
-        return []
-    return [
-        f'train.residual_dtype = "{train.residual_dtype}" has no effect: on this device the run computes in {precision}'
     ]
 
 

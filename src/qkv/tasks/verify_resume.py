@@ -60,6 +60,8 @@ def verify_resume(
     recipe_file.write(shorten_recipe(recipe, overrides, steps, save), file)
     report_stage(f"training {steps} steps")
     wait_for_process(start_process("qkv", "train", file, f"run={whole}"))
+    chosen = newest_checkpoint(whole).state["progress"]["precision"]  # measured; the second run must not measure again
+    recipe_file.write(recipe_file.read(str(file), [f"train.precision={chosen}"]), file)
     report_stage(f"training again, killed after step {save + 1}")
     wait_for_process(start_process(__name__, file, killed, save), expect_kill=True)
     step = RunFolder(killed).log_records()[-1]["step"]

@@ -30,6 +30,7 @@ class Progress:
     """The progress of a run."""
 
     compiled: bool = False  # the steps run compiled code (see `qkv.train.compile`)
+    precision: str = "float32"  # the dtype of the products (see `qkv.train.precision`)
     step: int = 0
     tokens: int = 0  # tokens of all ranks, without padding
     seconds: float = 0.0

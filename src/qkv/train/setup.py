@@ -5,15 +5,14 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
-import torch
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
 
 from qkv.data.load.loader import Loader
 from qkv.data.stream.sequences import SequenceStream
 from qkv.errors import QkvError
-from qkv.models import Network
+from qkv.models import Config, Network
+from qkv.train.allocator import keep_freed_memory
 from qkv.train.checkpoint.manager import CheckpointManager
 from qkv.train.checkpoint.reader import Checkpoint
 from qkv.train.compile import should_compile
@@ -24,6 +23,7 @@ from qkv.train.optim.optimizers import make_optimizer
 from qkv.train.parallel.parallelize import parallelize
 from qkv.train.parallel.shards import scatter_weights
 from qkv.train.parallel.world import World
+from qkv.train.precision import choose_precision, set_residual_dtype
 from qkv.train.progress import Budget, Progress
 from qkv.train.recipe.schema import Recipe, TrainSection
 from qkv.train.run.folder import RunFolder, resume_command
@@ -31,6 +31,10 @@ from qkv.train.run.signals import StopSignals
 from qkv.train.step import Stepper, resolve_precision
 from qkv.train.tables import OPTIMIZERS
 from qkv.train.watch import RunStart, Sample, Watcher
+
+MIN_CPU_TOKENS, CACHED_NUMBERS = 2048, 2**22
+"""On a CPU, a micro-batch has so many tokens that its widest activation has `CACHED_NUMBERS` numbers, but at least
+`MIN_CPU_TOKENS`: then the activations stay in the cache, and memory is used again instead of being allocated."""
 
 
 @dataclass
@@ -86,11 +90,12 @@ def prepare_run(job: Job, signals: StopSignals) -> TrainingRun:
     section, world = job.recipe.train, job.world
     checkpoint = find_checkpoint(job)
     network = job.network if job.initial_network else job.network.to(world.device)
-    if checkpoint is None:
-        compiled, compile_note = should_compile(section, world, network, job.train_data)
-    else:
-        compiled, compile_note = Progress.from_dict(checkpoint.state["progress"]).compiled, ""
-    training_module = prepare_module(TrainingModule(network, job.recipe.objective), section, world, compiled=compiled)
+    training_module = TrainingModule(network, job.recipe.objective)
+    if world.device.type == "cpu":
+        keep_freed_memory()
+    progress, decision_notes = decide(section, world, training_module, job.train_data, checkpoint)
+    section = replace(section, precision=cast(Literal["float32", "bfloat16", "float16"], progress.precision))
+    training_module = prepare_module(training_module, section, world, compiled=progress.compiled)
     module = parallelize(training_module, world, section)
     if job.initial_network and checkpoint is None:  # otherwise the checkpoint has the weights
         scatter_weights(network, job.initial_network() if world.rank == 0 else None, world)
@@ -106,12 +111,13 @@ def prepare_run(job: Job, signals: StopSignals) -> TrainingRun:
         epochs=section.epochs or None,
         pin_memory=world.device.type == "cuda",
     )
-    micro_batches = num_micro_batches(section, job.train_data, world, job.micro_batch_tokens)
+    micro_batches = num_micro_batches(section, job.train_data, world, network.config, job.micro_batch_tokens)
     fixed_shapes = not network.config.is_recurrent
     stepper = Stepper(module, optimizer, section, world, num_micro_batches=micro_batches, fixed_shapes=fixed_shapes)
     checkpoints = job.folder.checkpoints
     manager = CheckpointManager(checkpoints, network, stepper, ema, loader, job.invariants, job.valid_data)
-    progress = Progress(compiled=compiled) if checkpoint is None else manager.restore(checkpoint)
+    if checkpoint is not None:
+        progress = manager.restore(checkpoint)
     run = TrainingRun(
         network=network,
         stepper=stepper,
@@ -129,7 +135,7 @@ def prepare_run(job: Job, signals: StopSignals) -> TrainingRun:
         ),
         budget=Budget.from_section(section, job.train_data),
         progress=progress,
-        notes=[*job.notes, *training_module.notes, *([compile_note] if compile_note else [])],
+        notes=[*job.notes, *training_module.notes, *decision_notes],
         is_resumed=checkpoint is not None,
     )
     if checkpoint is not None:
@@ -140,6 +146,24 @@ def prepare_run(job: Job, signals: StopSignals) -> TrainingRun:
     if world.rank == 0:
         job.folder.truncate_log(progress.step)
     return run
+
+
+def decide(
+    section: TrainSection, world: World, module: TrainingModule, data: SequenceStream, checkpoint: Checkpoint | None
+) -> tuple[Progress, list[str]]:
+    """Return the progress of the checkpoint, or of a new run with its decisions (compiling, precision), and notes."""
+    notes = []
+    if checkpoint is not None:
+        progress = Progress.from_dict(checkpoint.state["progress"])
+        if section.precision != "auto":
+            progress.precision = section.precision
+    else:
+        compiled, compile_note = should_compile(section, world, module.network, data)
+        precision, precision_note = broadcast_json(world, choose_precision(section, world, module, data))
+        progress, notes = Progress(compiled=compiled, precision=precision), [compile_note, precision_note]
+    if section.residual_dtype == "bfloat16" and progress.precision != "bfloat16":
+        notes.append(f'train.residual_dtype = "bfloat16" has no effect: this run computes in {progress.precision}')
+    return progress, [note for note in notes if note]
 
 
 def find_checkpoint(job: Job) -> Checkpoint | None:
@@ -166,14 +190,11 @@ def prepare_module(module: TrainingModule, section: TrainSection, world: World, 
     module.train()
     on_gpu = world.device.type == "cuda"
     precision = resolve_precision(section, world.device)
-    bfloat16_residual = precision == "bfloat16" and (
-        section.residual_dtype == "bfloat16" or (section.residual_dtype == "auto" and on_gpu)
-    )
-    if bfloat16_residual:  # in eager mode torch warns that the norms' weights are float32
+    if precision == "bfloat16":  # in eager mode torch warns that the norms' weights are float32
         warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
+    set_residual_dtype(module.network, section, precision)
     for stack in module.network.stacks.values():
         stack.gradient_checkpointing = section.gradient_checkpointing
-        stack.residual_dtype = torch.bfloat16 if bfloat16_residual else None
     # Kernels of our own are compiled, too, so a run that is too short for the compiler does without them.
     if on_gpu and (compiled or section.compile == "no" or world.is_sharded):
         module.install_kernels(precision)
@@ -182,12 +203,22 @@ def prepare_module(module: TrainingModule, section: TrainSection, world: World, 
     return module
 
 
-def num_micro_batches(section: TrainSection, data: SequenceStream, world: World, auto_tokens: int = 0) -> int:
+def cached_tokens(config: Config) -> int:
+    """Return the tokens of a micro-batch whose largest activations stay in the cache of a CPU."""
+    widest = max(max(2 * stack.ffn_width, 3 * stack.width) for stack in config.stacks.values())
+    return max(MIN_CPU_TOKENS, CACHED_NUMBERS // widest)
+
+
+def num_micro_batches(
+    section: TrainSection, data: SequenceStream, world: World, config: Config, auto_tokens: int = 0
+) -> int:
     """Return the number of micro-batches into which each rank splits its part of a batch.
 
     `auto_tokens` is the size of a micro-batch if the recipe leaves it to the machine. Rank 0 decides for all.
     """
     tokens = auto_tokens if section.micro_batch_tokens == "auto" else int(section.micro_batch_tokens)
+    if section.micro_batch_tokens == "auto" and world.device.type == "cpu":
+        tokens = min(tokens or section.batch_tokens, cached_tokens(config))
     return int(broadcast_json(world, data.num_micro_batches(tokens, world.data_size) if tokens else 1))
 
 

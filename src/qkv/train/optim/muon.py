@@ -48,12 +48,20 @@ class Muon(torch.optim.Muon):
     Matrices of the same shape are updated together: a GPU computes a few batched products much faster than many small
     ones. If `found_inf` is set and is 1, nothing is updated, as in torch's fused optimizers.
 
-    On a CPU it computes in float32. There, bfloat16 is slower, and crashes on CPUs that wrongly report support for it.
+    The products are computed in `compute_dtype`. Not every CPU can multiply bfloat16.
     """
 
     found_inf: Tensor | None = None
 
-    def __init__(self, params: Iterable[Any], lr: float | Tensor, weight_decay: float, momentum: float = 0.95) -> None:
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor,
+        weight_decay: float,
+        momentum: float = 0.95,
+        compute_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.compute_dtype = compute_dtype
         super().__init__(
             params,
             lr=lr,  # type: ignore[arg-type]
@@ -83,10 +91,9 @@ class Muon(torch.optim.Muon):
             if "momentum_buffer" not in self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
-        compute_dtype = torch.float32 if parameters[0].device.type == "cpu" else torch.bfloat16
         gradients, old_momenta = torch.stack([p.grad for p in parameters if p.grad is not None]), torch.stack(buffers)
         momenta = old_momenta.lerp(gradients, 1 - group["momentum"])
-        updates = orthogonalize(gradients.lerp(momenta, group["momentum"]), group["eps"], compute_dtype)
+        updates = orthogonalize(gradients.lerp(momenta, group["momentum"]), group["eps"], self.compute_dtype)
         updates = updates.to(momenta.dtype) * (group["lr"] * 0.2 * math.sqrt(max(parameters[0].shape)))
         decay = 1 - group["lr"] * group["weight_decay"]
         if self.found_inf is not None:

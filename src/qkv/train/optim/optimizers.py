@@ -126,7 +126,9 @@ def _make_muon(setup: OptimizerSetup) -> Optimizer:
     others = [(name, p) for name, p in setup.named if id(p) not in muon_ids]
     parts: list[Optimizer] = []
     if matrices:
-        parts.append(Muon(matrices, lr=setup.lr, weight_decay=setup.section.weight_decay))
+        in_float32 = matrices[0].device.type == "cpu" and setup.section.precision != "bfloat16"
+        dtype = torch.float32 if in_float32 else torch.bfloat16
+        parts.append(Muon(matrices, lr=setup.lr, weight_decay=setup.section.weight_decay, compute_dtype=dtype))
     if others:
         parts.append(_make_adamw(replace(setup, named=others)))
     return CombinedOptimizer(parts)

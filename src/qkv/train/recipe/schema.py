@@ -165,8 +165,8 @@ class TrainSection:
     final_lr_ratio: Fraction = 0.0  # the learning rate at the end, as a fraction of lr
 
     # Numerics
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    # the residual stream's dtype if precision is bfloat16; "auto" is bfloat16 on a GPU
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # "auto" on a CPU: measured, then kept
+    # the residual stream's dtype if precision is bfloat16; "auto" is bfloat16
     residual_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: Literal["auto", "yes", "no"] = "auto"
     gradient_checkpointing: bool = False  # recompute activations: less memory, but a third more computation
