@@ -3,9 +3,11 @@
 Each of them is refused with a `QkvError` of bounded length, without hanging and without much memory.
 """
 
+import bz2
 import json
 import os
 import struct
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,13 @@ from qkv.data.readers import read
 from qkv.errors import MAX_MESSAGE_CHARACTERS, QkvError, UsageError, shorten
 from qkv.files import MAX_FILE_BYTES, open_file, parse_json, read_bytes, read_json, to_path
 from qkv.store.word_vectors import read_word_vectors
+from qkv.tasks.prepare.prepare import prepare
+from qkv.tasks.prepare.sources import check_cache_folder
 from qkv.text import Tokenizer
+from qkv.text.formats.growth import list_replacements, max_growth
 from qkv.train.checkpoint.files import DamagedCheckpoint, read_checksummed
 from qkv.train.recipe import recipe_file
+from qkv.train.recipe.schema import DataSection, Recipe, TrainSection
 from qkv.train.recipe.toml import MAX_KEY_PARTS, parse_toml
 
 BAD_FILES = ["pipe", "device", "loop", "folder"]
@@ -107,6 +113,101 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
         file.truncate(MAX_FILE_BYTES + 1)
     with pytest.raises(QkvError, match="at most 536,870,912 are read"):
         read_bytes(path)
+
+
+# -------------------------------------------------------------------- files that grow, links, names that occur twice
+
+
+def test_a_block_that_expands_a_million_times_takes_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.bz2"
+    path.write_bytes(bz2.compress(b"\0" * 2**28))
+    tracemalloc.start()
+    with pytest.raises(QkvError, match="more than 200 times as many"):
+        list(read(path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 32 * 2**20
+
+
+@pytest.mark.parametrize(("part", "steps"), [("normalizer", "normalizers"), ("decoder", "decoders")])
+def test_a_tokenizer_that_makes_texts_endless_is_refused(part: str, steps: str, model: Path) -> None:
+    replace_a = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    nested = {"type": "Sequence", steps: [{"type": "Sequence", steps: [replace_a] * 29}, replace_a]}
+    change_json(model / "tokenizer.json", **{part: nested})
+    with pytest.raises(QkvError, match=f"steps of its {part} that replace text can make a text 1,000,000,000 times"):
+        qkv.load(model)
+
+
+@pytest.mark.parametrize(
+    ("replacements", "growth"),
+    [
+        ([("String", " ", "▁")] * 40, 1),
+        ([("String", "…", "..."), ("String", "—", "--"), ("String", "½", "1/2")], 3),
+        ([("String", "a", "bb"), ("String", "b", "cc"), ("String", "c", "ddd")], 12),
+        ([("String", "ab", "abab"), ("String", "ba", "x")], 2),
+        ([("Regex", " {2,}", "▁")] * 40, 1),
+        ([("Regex", "x*", "ab")] * 2, 9),
+        ([("Regex", ".", "ab"), ("String", "c", "dddd")], 4),
+        ([("String", "", "a")] * 3, 8),
+    ],
+)
+def test_the_growth_of_replacements(replacements: list[tuple[str, str, str]], growth: int) -> None:
+    steps = [{"type": "Replace", "pattern": {kind: text}, "content": content} for kind, text, content in replacements]
+    assert max_growth(list_replacements({"type": "Sequence", "normalizers": steps})) == growth
+
+
+def test_a_chat_template_that_links_to_another_folder_is_refused(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "private").write_text("{{ messages }} secret")
+    (model / "chat_template.jinja").symlink_to(tmp_path / "private")
+    with pytest.raises(QkvError, match=r"links to .*private, which is not in this folder"):
+        qkv.load(model)
+
+
+def test_the_links_of_the_hub_s_cache_are_followed(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "abc").write_text("{{ messages[0]['content'] }}")
+    folder = tmp_path / "snapshots" / "main"
+    folder.parent.mkdir()
+    model.rename(folder)
+    (folder / "chat_template.jinja").symlink_to("../../blobs/abc")
+    assert qkv.load(folder).tokenizer.config["chat_template"].startswith("{{")  # type: ignore[union-attr]
+
+
+def test_a_tensor_that_is_stored_twice_is_refused(model: Path) -> None:
+    path = model / "model.safetensors"
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + size].decode().rstrip()
+    name, entry = next((name, entry) for name, entry in json.loads(header).items() if name != "__metadata__")
+    header = header[:-1] + f", {json.dumps(name)}: {json.dumps(entry)}}}"
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + data[8 + size :])
+    with pytest.raises(QkvError, match=f"the tensor {name} is in it 2 times"):
+        qkv.load(model)
+
+
+def test_a_tensor_in_two_files_is_refused(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "model-00001-of-00002.safetensors")
+    (model / "model-00002-of-00002.safetensors").write_bytes((model / "model-00001-of-00002.safetensors").read_bytes())
+    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    with pytest.raises(QkvError, match="is also in another file"):
+        qkv.load(model)
+
+
+def test_a_recipe_cannot_fill_a_folder_of_other_files_with_its_cache(tmp_path: Path) -> None:
+    (tmp_path / "passwd").write_text("root")
+    data = {"train": str(tmp_path / "a.txt"), "cache_dir": str(tmp_path)}
+    (tmp_path / "a.txt").write_text("a text\n" * 100)
+    with pytest.raises(UsageError, match="has other files than tokenised data"):
+        prepare(Recipe(data=DataSection(**data), train=TrainSection(steps=1)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "passwd"]
+    for entry in ("contents.json", "tokenizers"):
+        folder = tmp_path / f"with {entry}"
+        folder.mkdir()
+        (folder / entry).touch()
+        (folder / "other").touch()
+        check_cache_folder(folder)
+    check_cache_folder(tmp_path / "missing")
 
 
 # -------------------------------------------------------------------- numbers and nesting

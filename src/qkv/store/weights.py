@@ -10,8 +10,11 @@ multiplies the values by the factors again, so a loaded model has ordinary float
 """
 
 import json
+import os
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +23,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from qkv.errors import QkvError
+from qkv.errors import QkvError, shorten
 from qkv.files import open_file, partial_path, publish_file, read_json_object, write_atomically
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_SHARD_BYTES = 5_000_000_000
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 MAX_LISTED = 8
 """How many tensor names a message lists before "…"."""
 _PICKLE_HEADERS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -105,8 +109,11 @@ class Weights:
                 "opened; ask for safetensors, or convert it on a machine where you trust it"
             )
         try:
+            check_names(path)
             tensors: Any = safe_open(path, framework="pt")
             for name in tensors.keys():  # noqa: SIM118 - a safetensors file is not a dict
+                if name in self._files:
+                    raise QkvError(f"{path}: the tensor {shorten(name)} is also in another file; fetch the model again")
                 tensor = tensors.get_slice(name)
                 dtype = tensor.get_dtype()
                 self.shapes[name] = tuple(tensor.get_shape())
@@ -119,6 +126,21 @@ class Weights:
             raise QkvError(
                 f"{path}: not a complete safetensors file ({error}); it may be truncated: fetch or copy it again"
             ) from error
+
+
+def check_names(path: Path) -> None:
+    """Raise an error if a safetensors file has two tensors of one name: the library would ignore one of them."""
+    with open_file(path) as file:
+        size, file_size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
+        header = file.read(size) if size <= min(MAX_HEADER_BYTES, file_size) else b""  # the library refuses others
+    with suppress(json.JSONDecodeError, UnicodeDecodeError, RecursionError):  # reported by the library
+        counts: list[Counter[str]] = []  # the last one is of the outermost object
+        json.loads(header, object_pairs_hook=lambda pairs: counts.append(Counter(name for name, _ in pairs)))
+        for name, count in counts[-1].items() if counts else ():
+            if count > 1:
+                raise QkvError(
+                    f"{path}: the tensor {shorten(name)} is in it {count} times, so it may be damaged; fetch it again"
+                )
 
 
 def _find_files(folder: Path) -> list[Path]:

@@ -98,28 +98,38 @@ def _decompress(raw: BufferedReader, compression: str, limits: ReadLimits, on_by
                     break
                 member = make_decompressor()
             try:
-                expanded = member.decompress(block)
+                for expanded in _expand(member, block):
+                    bytes_out += len(expanded)
+                    pending_bytes += len(expanded)
+                    pending.append(expanded)
+                    if bytes_out > limits.expansion_check_bytes and bytes_out > limits.max_expansion * bytes_in:
+                        reason = (
+                            f"{bytes_in:,} bytes of {compression} have grown to {bytes_out:,}, more than "
+                            f"{limits.max_expansion} times as many"
+                        )
+                        raise _DamagedFile(f"{compression} expands without end", reason)
+                    if pending_bytes >= BLOCK_BYTES // 4:
+                        yield b"".join(pending)
+                        pending, pending_bytes = [], 0
             except failures as error:
                 reason = f"the {compression} data is damaged after {bytes_out:,} bytes: {error}"
                 raise _DamagedFile(f"damaged {compression}", reason) from None
             block = member.unused_data if member.eof else b""
             member = None if member.eof else member
-            bytes_out += len(expanded)
-            pending_bytes += len(expanded)
-            pending.append(expanded)
-        if bytes_out > limits.expansion_check_bytes and bytes_out > limits.max_expansion * bytes_in:
-            reason = (
-                f"{bytes_in:,} bytes of {compression} have grown to {bytes_out:,}, more than "
-                f"{limits.max_expansion} times as many"
-            )
-            raise _DamagedFile(f"{compression} expands without end", reason)
-        if pending_bytes >= BLOCK_BYTES // 4:
-            yield b"".join(pending)
-            pending, pending_bytes = [], 0
     yield b"".join(pending)
     if member is not None:
         reason = f"the {compression} data ends early, after {bytes_out:,} bytes of text"
         raise _DamagedFile(f"{compression} ends early", reason)
+
+
+def _expand(member: Any, block: bytes) -> Iterator[bytes]:
+    """Decompress a block in pieces. A block of bzip2 can expand to gigabytes, those of gzip and zstd cannot."""
+    if not hasattr(member, "needs_input"):
+        yield member.decompress(block)
+        return
+    yield member.decompress(block, BLOCK_BYTES)
+    while not (member.eof or member.needs_input):
+        yield member.decompress(b"", BLOCK_BYTES)
 
 
 def _decompressor_for(compression: str) -> tuple[Callable[[], Any], tuple[type[Exception], ...], int]:

@@ -41,6 +41,7 @@ from qkv.tasks.prepare.sources import (
     DataSources,
     FileSource,
     cache_root,
+    check_cache_folder,
     find_unseen_label,
     open_sources,
     sample_records,
@@ -99,6 +100,8 @@ def prepare(
     """
     check_recipe(recipe)
     root = cache_root(recipe.data)
+    if recipe.data.cache_dir:
+        check_cache_folder(root)
     try:
         return _prepare(recipe, open_sources(recipe), root, progress, tokenizer, free_memory)
     except TooManyProblems as error:

@@ -7,6 +7,7 @@ into the token cache.
 import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
@@ -18,6 +19,7 @@ from typing import Any, Literal
 from qkv.data import DataFiles, FileLocation, Problems, Record, TokenCache, ValidationSplit, find_classes, token_cache
 from qkv.data.builtin import DATASETS, BuiltinDataset, find_dataset
 from qkv.data.cache.file_hashes import FileHashes
+from qkv.data.cache.folder import META_FILE
 from qkv.data.cache.token_cache import RecordEncoder, find_or_build
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.readers import ReadOptions
@@ -33,6 +35,8 @@ from qkv.progress import OnProgress
 from qkv.tasks.prepare.columns import UnrecognisedColumns, check_columns, match_columns
 from qkv.train.recipe.schema import DataSection, Recipe
 
+CACHE_ENTRIES = ("contents.json", "tokenizers")
+"""The entries of the folder of tokenised data, besides the folders of token caches."""
 DataSplit = Literal["train", "valid", "test"]
 """The name of a split, as in the recipe's keys and the built-in datasets."""
 
@@ -307,6 +311,17 @@ def cache_root(data: DataSection) -> Path:
     else:
         base = Path(os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache")
     return base / "qkv"
+
+
+def check_cache_folder(root: Path) -> None:
+    """Raise an error if a folder has visible entries, but none of a cache, because a recipe may name any folder."""
+    with suppress(OSError):  # reported when it is written
+        entries = [entry for entry in root.iterdir() if not entry.name.startswith(".")]
+        if entries and not any(entry.name in CACHE_ENTRIES or (entry / META_FILE).is_file() for entry in entries):
+            raise UsageError(
+                f"data.cache_dir = {str(root)!r}: this folder has other files than tokenised data; choose a new "
+                f"folder, such as data.cache_dir={root / 'qkv-cache'}"
+            )
 
 
 def sample_records(records: Iterable[Record], count: int, max_read: int = 100_000) -> list[Record]:

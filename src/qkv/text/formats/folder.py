@@ -15,6 +15,7 @@ and the model's `config.json`.
 """
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer as Backend
 
 from qkv.errors import QkvError
-from qkv.files import read_json_object, read_text, to_path
+from qkv.files import parse_json, read_json_object, read_text, to_path
+from qkv.text.formats.growth import check_growth
 from qkv.text.formats.vocabulary import check_ids, read_vocabulary
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def load_tokenizer_files(path: Path) -> TokenizerFiles:
         raise QkvError(f"{path}: no such file or folder; give a tokenizer.json or a folder with a tokenizer")
     config = read_optional_object(folder / SPECIAL_TOKENS_FILE) | read_optional_object(folder / CONFIG_FILE)
     if (folder / CHAT_TEMPLATE_FILE).is_file():
-        config["chat_template"] = read_text(folder / CHAT_TEMPLATE_FILE)
+        config["chat_template"] = read_text(check_link(folder / CHAT_TEMPLATE_FILE))
     model_config = read_optional_object(folder / MODEL_CONFIG_FILE)
     if file.is_file():
         return TokenizerFiles(read_backend(file), config, model_config)
@@ -120,9 +122,25 @@ def read_optional_object(file: Path) -> dict[str, Any]:
     return read_json_object(file) if os.path.lexists(file) else {}
 
 
+def check_link(file: Path) -> Path:
+    """Return a file of text. Raises an error if it links to a file of another folder, which may be private.
+
+    In the Hub's cache, the files of a folder link to `blobs`, two folders above it.
+    """
+    folder, target = file.parent.resolve(), file.resolve()
+    if not any(target.is_relative_to(allowed) for allowed in (folder, folder.parent.parent / "blobs")):
+        raise QkvError(
+            f"{file}: links to {target}, which is not in this folder; replace the link by a copy of the file"
+        )
+    return file
+
+
 def read_backend(file: Path) -> Backend:
     """Read a tokenizer.json."""
     text = read_text(file)
+    with suppress(ValueError):  # the library says what is wrong with other values
+        if isinstance(content := parse_json(text), dict):
+            check_growth(content, str(file))
     try:
         backend = Backend.from_str(text)
     except Exception as error:  # the library raises plain Exception
