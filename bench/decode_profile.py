@@ -26,8 +26,7 @@ from qkv.decode.gpu import graphs as static
 from qkv.decode.gpu import static_runner as static_step
 from qkv.decode.gpu.beam import BeamTensors
 from qkv.decode.gpu.graphs import GraphedSteps
-from qkv.decode.gpu.greedy import GreedyState
-from qkv.decode.gpu.matvec_linear import MatvecLinear, replace_linears
+from qkv.decode.gpu.greedy import GreedyState, MatvecLinear, replace_linears
 from qkv.decode.gpu.static_runner import CacheView, StaticRunner
 from qkv.decode.runner import make_runner
 from qkv.models import Network

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from qkv.tasks.use_in_training import describe_use_in_training
+from qkv.tasks.evaluation_records import describe_use_in_training
 from qkv.train.recipe.schema import DataSection, Recipe, TrainSection
 
 

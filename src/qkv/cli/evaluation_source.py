@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from qkv.models import Config
     from qkv.tasks.evaluation import Evaluation
     from qkv.tasks.task import Task
-    from qkv.train.recipe.schema import DataSection, Recipe
+    from qkv.train.recipe.schema import Recipe
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,14 @@ class EvaluationSource:
     def or_from_recipe(self) -> "EvaluationSource":
         """The data of the run's recipe, if no files are given."""
         from qkv.api import load
+        from qkv.data.builtin import DATASETS
 
         if self.files:
             return self
         data = None if self.recipe is None else self.recipe.data
-        files = None if data is None else evaluation_data(data)
+        files = None
+        if data is not None:  # the test files of the recipe, else its validation files, else its built-in dataset
+            files = data.test or data.valid or (data.train if data.train in DATASETS else "")
         is_held_out = data is not None and not files and data.valid_fraction > 0
         if data is None or not (files or is_held_out or data.mix):
             load(self.model)  # a model that does not exist is the first mistake to report
@@ -117,7 +120,7 @@ class EvaluationSource:
 
     def describe_use_in_training(self, model: str) -> list[str]:
         """A note if the records are not test data of a run, because it was trained or validated on them."""
-        from qkv.tasks.use_in_training import describe_use_in_training
+        from qkv.tasks.evaluation_records import describe_use_in_training
 
         try:
             recipe = read_run_recipe(model)
@@ -133,7 +136,7 @@ class EvaluationSource:
 
     def advise_below_baseline(self) -> str:
         """What to do if the baseline is better; "" on the training data, which the baseline has memorised."""
-        from qkv.tasks.use_in_training import find_training_files
+        from qkv.tasks.evaluation_records import find_training_files
 
         if self.recipe is None:
             return ""
@@ -171,10 +174,3 @@ def find_trained_columns(models: Sequence[str]) -> dict[str, dict[str, str]]:
         if recipe is not None and recipe.data.columns:
             found[model] = dict(recipe.data.columns)
     return found
-
-
-def evaluation_data(data: "DataSection") -> Any:
-    """The data to evaluate on: the recipe's test files, else its validation files, else its built-in dataset."""
-    from qkv.data.builtin import DATASETS
-
-    return data.test or data.valid or (data.train if data.train in DATASETS else "")

@@ -5,14 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from qkv.inside.look.patterns import head_pattern
+from qkv.inside.look.attention import head_pattern
 from qkv.page import unpack
-from qkv.render.formatting import escape_controls, truncate
+from qkv.render.formatting import token_label
 from qkv.render.svg import FAINT, document, text
 
 LOW, MIDDLE, HIGH = (242, 243, 245), (143, 178, 234), (18, 63, 150)
 THUMBNAIL, GAP, LEFT, CELL = 120, 14, 70, 26
-MAX_LABEL = 10
 
 
 def draw_attention(look: Mapping[str, Any]) -> str:
@@ -58,15 +57,15 @@ def _draw_grid(attention: Mapping[str, Any], patterns: list[np.ndarray], top: in
 
 def _draw_head(pattern: np.ndarray, queries: list[str], keys: list[str], top: int) -> tuple[list[str], int, int]:
     """One head with its tokens, and its weights as numbers. Returns the parts, and the right and lower end."""
-    left = 24 + 8 * max(len(_label(query)) for query in queries)
-    top += 8 * max(len(_label(key)) for key in keys) + 8
+    left = 24 + 8 * max(len(token_label(query)) for query in queries)
+    top += 8 * max(len(token_label(key)) for key in keys) + 8
     parts = _cells(pattern, left, top, CELL)
     for i, query in enumerate(queries):
-        parts.append(text(left - 8, top + (i + 0.5) * CELL + 4, _label(query), 12, anchor="end"))
+        parts.append(text(left - 8, top + (i + 0.5) * CELL + 4, token_label(query), 12, anchor="end"))
     for j, key in enumerate(keys):
         x = left + (j + 0.5) * CELL + 4
         parts.append(
-            f"<g transform='rotate(-90 {x:.1f} {top - 8})'>{text(x, top - 8, _label(key), 12, anchor='start')}</g>"
+            f"<g transform='rotate(-90 {x:.1f} {top - 8})'>{text(x, top - 8, token_label(key), 12, anchor='start')}</g>"
         )
     for i, j in zip(*np.nonzero(pattern >= 0.05), strict=True):
         colour = "#ffffff" if pattern[i, j] > 0.3 else "#1f2937"
@@ -97,7 +96,3 @@ def _cells(pattern: np.ndarray, x: float, y: float, size: float) -> list[str]:
 def _colour(fraction: float) -> str:
     low, high, part = (LOW, MIDDLE, fraction * 2) if fraction < 0.5 else (MIDDLE, HIGH, fraction * 2 - 1)
     return "#" + "".join(f"{round(a + (b - a) * part):02x}" for a, b in zip(low, high, strict=True))
-
-
-def _label(token: str) -> str:
-    return truncate(escape_controls(token).replace(" ", "␣"), MAX_LABEL) or "∅"

@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.text import Text
 
 from qkv.data.dataset_stats import DatasetStats, ExamplePreview, FieldStats, LengthStats, PaddingEstimate
-from qkv.render.formatting import escape_controls, plain_table
+from qkv.render.formatting import escape_controls, format_count, plain_table
 
 MAX_FIELDS_SHOWN = 30  # of a table with more columns, the first ones are shown; --json has all of them
 TOKEN_COLOURS = ("cyan", "yellow")  # used in turn, so that neighbouring tokens differ
@@ -36,7 +36,7 @@ def _print_files(stats: DatasetStats, console: Console) -> None:
     table = plain_table("file", "format", "size", "examples")
     for file in stats.files[:20]:
         name = Text(escape_controls(" + ".join(file.paths)))
-        table.add_row(name, file.format, _format_size(file.bytes), f"{file.examples:,}")
+        table.add_row(name, file.format, format_count(file.bytes, "B"), f"{file.examples:,}")
     if len(stats.files) > 20:
         table.add_row(f"… and {len(stats.files) - 20:,} more", "", "", "")
     console.print(table)
@@ -113,11 +113,3 @@ def _print_example(preview: ExamplePreview, console: Console) -> None:
         if tokens:
             parts = [((escape_controls(token) or "…") + "·", TOKEN_COLOURS[i % 2]) for i, token in enumerate(tokens)]
             console.print(Text.assemble(*parts, (f" {len(tokens)} tokens", "dim")))
-
-
-def _format_size(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
-        size /= 1000
-    return f"{size:,.1f} TB"

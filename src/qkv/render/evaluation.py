@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from qkv.render.formatting import escape_controls, plain_table, truncate
+from qkv.render.formatting import escape_controls, plain_table
 from qkv.tasks.baselines import BASELINE_NAME
 from qkv.tasks.evaluation import Evaluation
 from qkv.tasks.metrics import ClassReport, Difference, Interval
-from qkv.tasks.metrics.notation import find_scale
+from qkv.tasks.metrics.notation import format_score
+from qkv.tasks.results import cut_text
 
 MAX_TEXT_CHARS = 300
 MAX_CLASSES = 12
@@ -61,7 +62,7 @@ def print_evaluation(
             *([("expected", sample.expected, "")] if sample.expected else []),
         ):
             console.print(
-                Text.assemble((f"{name:<10}", "dim"), (truncate(escape_controls(text), MAX_TEXT_CHARS), style))
+                Text.assemble((f"{name:<10}", "dim"), (cut_text(escape_controls(text), MAX_TEXT_CHARS), style))
             )
 
 
@@ -119,13 +120,8 @@ def format_metric(name: str, value: float) -> str:
 
     >>> format_metric("accuracy", 0.9512), format_metric("bleu", 41.018)
     ('95.1 %', '41.02')
-    >>> format_metric("loss", 1.46971), format_metric("spearman", 0.82034)
-    ('1.4697', '0.8203')
     """
-    scale = find_scale(name)
-    if scale == "plain":
-        return f"{value:.4f}"
-    return f"{value:.2f}" if scale == "0 to 100" else f"{100 * value:.1f} %"
+    return format_score(name, value, extra_digits=1)
 
 
 def format_interval(name: str, interval: Interval | None) -> str:
@@ -151,4 +147,4 @@ def format_difference(name: str, value: float) -> str:
 
 
 def _class_name(name: str) -> str:
-    return truncate(escape_controls(name), MAX_CLASS_CHARS)
+    return cut_text(escape_controls(name), MAX_CLASS_CHARS)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from qkv.tasks.results import cut_text
+
 # Control characters are shown as Unicode control pictures. Characters that change the text direction become U+FFFD.
 CONTROL_PICTURES = {code: 0x2400 + code for code in range(32)} | {0x7F: 0x2421}
 CONTROL_PICTURES |= dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
@@ -23,13 +25,13 @@ def escape_controls(text: str, keep: str = "") -> str:
     return text.translate({code: picture for code, picture in CONTROL_PICTURES.items() if chr(code) not in keep})
 
 
-def truncate(text: str, max_chars: int) -> str:
-    """Shorten a text to `max_chars` characters, the last of which is an ellipsis.
+def token_label(token: str, max_chars: int = 10) -> str:
+    """A short label for a token, in which spaces are visible.
 
-    >>> truncate("a long text", 6)
-    'a lon…'
+    >>> token_label(" the"), token_label("")
+    ('␣the', '∅')
     """
-    return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
+    return cut_text(escape_controls(token).replace(" ", "␣"), max_chars) or "∅"
 
 
 def plain_table(*headings: str, header_style: str = "dim") -> Table:

@@ -13,11 +13,10 @@ from rich.text import Text
 
 from qkv.inside.look.masks import REASONS
 from qkv.page import unpack
-from qkv.render.formatting import escape_controls, truncate
+from qkv.render.formatting import token_label
 
 SHADES = " ░▒▓█"
 LIMITS = (0.02, 0.1, 0.3, 0.6)
-MAX_LABEL = 10
 CELL_WIDTH = 2
 MAX_LISTED = 8
 
@@ -53,7 +52,7 @@ def print_masks(document: Mapping[str, Any], console: Console) -> None:
             if mask["padding_queries"]:
                 console.print(Text(f"{len(mask['padding_queries'])} padding positions attend to no key"))
             padding = set(mask["padding_queries"])
-            masked = [f"{_label(queries[i])} ({i})" for i in mask["fully_masked_queries"] if i not in padding]
+            masked = [f"{token_label(queries[i])} ({i})" for i in mask["fully_masked_queries"] if i not in padding]
             if masked:
                 listed = ", ".join(masked[:MAX_LISTED]) + (", …" if len(masked) > MAX_LISTED else "")
                 console.print(Text(f"{len(masked)} tokens attend to no key: {listed}", style="yellow"))
@@ -61,10 +60,12 @@ def print_masks(document: Mapping[str, Any], console: Console) -> None:
 
 def draw_heatmap(pattern: np.ndarray, queries: list[str], keys: list[str], width: int) -> list[Text]:
     """The lines of a heat map that fits into `width` columns. Keys that do not fit are counted in a last line."""
-    labels = [_label(text) for text in queries]
+    labels = [token_label(text) for text in queries]
     margin = max(map(cell_len, labels)) + 1
     num_keys = max(1, min(len(keys), (width - margin) // CELL_WIDTH))
-    lines = [_key_line(keys[:num_keys], margin, row) for row in range(max(len(_label(key)) for key in keys[:num_keys]))]
+    lines = [
+        _key_line(keys[:num_keys], margin, row) for row in range(max(len(token_label(key)) for key in keys[:num_keys]))
+    ]
     for label, row in zip(labels, pattern, strict=True):
         line = Text(" " * (margin - 1 - cell_len(label)) + label + " ")
         for weight in row[:num_keys]:
@@ -79,12 +80,7 @@ def draw_heatmap(pattern: np.ndarray, queries: list[str], keys: list[str], width
 
 def _key_line(keys: list[str], margin: int, row: int) -> Text:
     """One line of the key labels, which run from top to bottom."""
-    labels = [_label(key) for key in keys]
+    labels = [token_label(key) for key in keys]
     height = max(map(len, labels))
     letters = [label.rjust(height)[row] for label in labels]
     return Text(" " * margin + "".join(set_cell_size(letter, CELL_WIDTH) for letter in letters), style="dim")
-
-
-def _label(text: str) -> str:
-    """A short text in which spaces are visible."""
-    return truncate(escape_controls(text).replace(" ", "␣"), MAX_LABEL) or "∅"

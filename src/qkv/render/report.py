@@ -8,14 +8,15 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from qkv.render.formatting import escape_controls, plain_table, truncate
+from qkv.render.formatting import escape_controls, plain_table
 from qkv.tasks.metrics.labels import most_confused
-from qkv.tasks.metrics.notation import name_metric
+from qkv.tasks.metrics.notation import format_score, name_metric
 from qkv.tasks.report import RunReport
 from qkv.tasks.report.diagnostics import capitalise, count_nouns
 from qkv.tasks.report.leakage import LeakageReport
 from qkv.tasks.report.rules_data import describe_gain
-from qkv.tasks.report.score import Measured, ScoredRecord, ScoreReport, format_score
+from qkv.tasks.report.score import Measured, ScoredRecord, ScoreReport
+from qkv.tasks.results import cut_text
 
 MAX_TEXT_CHARS = 140
 MAX_ERRORS, MAX_CLASSES, MAX_CONFUSIONS, MAX_LEAKS = 5, 8, 5, 3
@@ -143,7 +144,7 @@ def print_groups(score: ScoreReport, console: Console) -> None:
         ordered = sorted(present, key=lambda item: (item[1]["f1"], item[0]))
         for name, scores in ordered[:MAX_CLASSES]:
             percent = [f"{100 * scores[key]:.0f} %" for key in ("f1", "precision", "recall")]
-            table.add_row(truncate(escape_controls(name), 30), *percent, f"{scores['expected']:,}")
+            table.add_row(cut_text(escape_controls(name), 30), *percent, f"{scores['expected']:,}")
         console.print(table)
         if len(ordered) > MAX_CLASSES:
             console.print(Text(f"… and {len(ordered) - MAX_CLASSES:,} more classes", "dim"))
@@ -163,9 +164,9 @@ def print_errors(title: str, errors: Sequence[ScoredRecord], console: Console) -
     for error in errors[:MAX_ERRORS]:
         sure = "" if error.confidence is None else f", {100 * error.confidence:.0f} % sure"
         location = escape_controls(error.location)
-        console.print(Text.assemble((f"{location}  ", "dim"), truncate(escape_controls(error.text), MAX_TEXT_CHARS)))
+        console.print(Text.assemble((f"{location}  ", "dim"), cut_text(escape_controls(error.text), MAX_TEXT_CHARS)))
         predicted, expected = (
-            truncate(escape_controls(text), MAX_TEXT_CHARS) for text in (error.predicted, error.expected)
+            cut_text(escape_controls(text), MAX_TEXT_CHARS) for text in (error.predicted, error.expected)
         )
         words = Text.assemble(("   predicted ", "dim"), (predicted, "red"), (f"{sure}; expected ", "dim"), expected)
         console.print(words)
@@ -204,13 +205,13 @@ def print_leakage(name: str, found: LeakageReport, console: Console) -> None:
     for leak in sorted(found.leaks.values(), key=lambda leak: -leak.similarity)[:MAX_LEAKS]:
         is_equal = leak.similarity == 1
         place = escape_controls(f"{leak.evaluation} {'=' if is_equal else '≈'} {leak.training}  ")
-        text, other = (truncate(escape_controls(text), MAX_TEXT_CHARS) for text in (leak.text, leak.training_text))
+        text, other = (cut_text(escape_controls(text), MAX_TEXT_CHARS) for text in (leak.text, leak.training_text))
         console.print(Padding(Text.assemble((place, "dim"), text), (0, 0, 0, 3)))
         if not is_equal:
             console.print(Padding(Text.assemble(("≈ ", "dim"), other), (0, 0, 0, 6)))
     if found.conflicts:
         text, first, second = found.conflicts[0]
-        shown = truncate(escape_controls(f"{first} and {second}: {text}"), MAX_TEXT_CHARS)
+        shown = cut_text(escape_controls(f"{first} and {second}: {text}"), MAX_TEXT_CHARS)
         console.print(Text(f"{len(found.conflicts):,} training texts have different labels, such as {shown}"))
 
 

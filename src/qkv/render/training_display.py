@@ -37,8 +37,8 @@ from qkv.render.formatting import (
     format_number,
     format_percent,
     sparkline,
-    truncate,
 )
+from qkv.tasks.results import cut_text
 from qkv.train.watch import EvalReport, RunEnd, RunStart, Sample, StepReport, Watcher
 
 LABEL_WIDTH = 14
@@ -336,7 +336,7 @@ class LogDisplay(TerminalWatcher):
     def _write_sample(self, sample: Sample) -> None:
         mark = correctness_mark(sample)
         source, prediction, expected = (
-            truncate(text, MAX_TEXT_CHARS) for text in (sample.source, sample.prediction, sample.expected)
+            cut_text(text, MAX_TEXT_CHARS) for text in (sample.source, sample.prediction, sample.expected)
         )
         parts = [f"{source} →", prediction, mark, f"expected {expected}" if mark == "✗" else ""]
         self._write_line("  " + " ".join(part for part in parts if part))

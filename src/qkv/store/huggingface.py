@@ -61,7 +61,8 @@ def read_hf_weights(
     for row in map_parameters(architecture, head_table, config, wanted):
         parts = []
         for name in row.theirs:
-            found = _find_stored_name(architecture, name, stored)
+            names = (name, *architecture.aliases.get(name, ()))  # tied weights may be stored under any of them
+            found = next((n for n in names if n in stored), None)
             if found is None:
                 if name not in architecture.optional_tensors:
                     missing.append(name)
@@ -95,11 +96,6 @@ def read_hf_weights(
         return ours, []
     listed = ", ".join(of_other_heads[:MAX_LISTED])
     return ours, [f"{len(of_other_heads)} tensors of other heads were not read: {listed}"]
-
-
-def _find_stored_name(architecture: Architecture, name: str, stored: Mapping[str, str]) -> str | None:
-    """The stored name of a tensor, or None if it is missing. Tied weights may be stored under any of their names."""
-    return next((n for n in (name, *architecture.aliases.get(name, ())) if n in stored), None)
 
 
 TOKEN_EMBEDDINGS = ("target_embedding.token.weight", "source_embedding.token.weight", "embedding.token.weight")

@@ -121,11 +121,6 @@ class _OpenedModel:
     processor: dict[str, Any] | None = None
 
 
-def is_huggingface(folder: Path) -> bool:
-    """Whether this is a Hugging Face folder: its config.json has a `model_type`, or it has a modules.json."""
-    return (folder / "modules.json").exists() or "model_type" in read_json_object(folder / "config.json")
-
-
 def _open_folder(name: str | Path, shapes_only: bool) -> _OpenedModel:
     """Open a qkv folder, a Hugging Face folder or a hub id."""
     folder = resolve_folder(name)
@@ -137,7 +132,8 @@ def _open_folder(name: str | Path, shapes_only: bool) -> _OpenedModel:
                 f"{folder}: this run is not finished, so it has no model yet; finish it with qkv train {folder}{hint}"
             )
         raise QkvError(f"{folder}: no config.json, so this is not a model folder; give a qkv or Hugging Face folder")
-    if not is_huggingface(folder):
+    is_huggingface = (folder / "modules.json").exists() or "model_type" in read_json_object(config_path)
+    if not is_huggingface:
         values, weights = read_json_object(config_path), Weights(folder, shapes_only=shapes_only)
         config = parse_config(values, str(config_path))
         processor = read_json_object(folder / PROCESSOR_FILE) if (folder / PROCESSOR_FILE).exists() else None

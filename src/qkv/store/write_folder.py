@@ -23,15 +23,6 @@ from qkv.text import Tokenizer
 FORMATS = ("qkv", "hf", "ctranslate2", "onnx")
 
 
-def check_built_by(config: Config, network: nn.Module) -> None:
-    """Raise an error if a network is not what its config builds: the folder would hold another model."""
-    if difference := describe_difference(network, config):
-        raise QkvError(
-            f"{difference}: this is not the network that its config builds, and a folder stores only the config and "
-            "the weights. Register the new part (qkv.register_part), name it in the config and build the network again"
-        )
-
-
 def write_model(
     folder: str | Path,
     config: Config,
@@ -72,7 +63,11 @@ def write_model(
             "writes (m.save)"
         )
     check_not_quantized(network)
-    check_built_by(config, network)
+    if difference := describe_difference(network, config):
+        raise QkvError(
+            f"{difference}: this is not the network that its config builds, and a folder stores only the config and "
+            "the weights. Register the new part (qkv.register_part), name it in the config and build the network again"
+        )
     if format == "ctranslate2":
         from qkv.store.export_ctranslate2 import write_ctranslate2
 

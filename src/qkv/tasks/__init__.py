@@ -7,7 +7,7 @@ task, record_task, table, verbs/        the definition of a task; the table of a
 results, scorer, baselines              results that print themselves; predictions beside what is expected
 calls, run/, chat/                      `m.translate` and the other calls; what they need; chats
 evaluation, evaluate, metrics/          the options and the result of an evaluation; one way for all tasks; the metrics
-evaluation_records, use_in_training     the records of an evaluation; whether a run has seen them in training
+evaluation_records                      the records of an evaluation; whether a run has seen them in training
 report/                                 `qkv report`
 model_list                              `qkv models`
 """

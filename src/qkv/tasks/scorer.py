@@ -127,15 +127,11 @@ class TaskScorer(ABC):
         """The predicted and the expected class of each item, for the confusion matrix."""
         return []
 
-    def count_classes(self, predicted: Sequence[Any], expected: Sequence[Any]) -> ClassCounts:
-        """The counts of each class."""
-        ours, theirs = ([*map(self.items, side)] for side in (predicted, expected))
-        return ClassCounts(ours, theirs, class_of=self.class_of)
-
     def report_classes(self, predicted: Sequence[Any], expected: Sequence[Any]) -> ClassReport:
         """The scores of each class, and the confusion matrix."""
         pairs = [pair for both in map(self.pair_classes, predicted, expected) for pair in both]
-        return make_class_report(self.count_classes(predicted, expected), pairs)
+        ours, theirs = ([*map(self.items, side)] for side in (predicted, expected))
+        return make_class_report(ClassCounts(ours, theirs, class_of=self.class_of), pairs)
 
     def choose_metric(self, name: str) -> None:
         """Make a metric the main one, if this is possible."""

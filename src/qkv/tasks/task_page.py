@@ -42,7 +42,7 @@ def render_reference(task: Task) -> str:
         ("HTTP", f"`POST /{task.name}`"),
         *([("recipe", f"`qkv init {task.starter_name or task.name} FILE`")] if task.starter else []),
         ("fields of a record", ", ".join(f"`{one}`{'' if one in required else ' (optional)'}" for one in fields)),
-        ("metrics", list_names(task.list_metrics())),
+        ("metrics", ", ".join(f"`{name}`" for name in task.list_metrics())),
         *([("baselines", "; ".join(baselines))] if baselines else []),
     ]
     tables = [table(("", "call"), calls)]
@@ -61,11 +61,6 @@ def describe_line(task: Task) -> str:
     if task.needs_all_inputs:
         return f"a line has the {' and the '.join(task.inputs)}, with a tab between them"
     return "a line is a text, or two texts with a tab between them" if task.accepts_pairs else "a line is a text"
-
-
-def list_names(names: Sequence[str]) -> str:
-    """Names as code."""
-    return ", ".join(f"`{name}`" for name in names)
 
 
 def show_type(one: FieldInfo) -> str:

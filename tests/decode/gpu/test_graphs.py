@@ -11,9 +11,8 @@ from decode_models import END, run_backend, tiny
 from qkv.decode import GenerationOptions, generate
 from qkv.decode.backend import GPU_GREEDY
 from qkv.decode.gpu import graphs as module
-from qkv.decode.gpu import matvec_linear as one_row
-from qkv.decode.gpu.greedy import GreedyState, decode_greedy
-from qkv.decode.gpu.matvec_linear import MatvecLinear, replace_linears
+from qkv.decode.gpu import greedy as one_row
+from qkv.decode.gpu.greedy import GreedyState, MatvecLinear, decode_greedy, replace_linears
 from qkv.decode.gpu.static_runner import CacheView, StaticRunner
 from qkv.decode.runner import make_runner
 from qkv.models import Network

@@ -12,13 +12,12 @@ from qkv.blocks import Mask, SequenceLayout, positions_in_documents
 from qkv.decode import GenerationOptions, generate
 from qkv.errors import UsageError
 from qkv.inside import Trace, trace
-from qkv.inside.look.attention import summarise_head
+from qkv.inside.look.attention import head_pattern, summarise_head
 from qkv.inside.look.document import LookOptions, document_sites, make_document, make_mask_document
 from qkv.inside.look.masks import REASONS, mask_reasons
 from qkv.inside.look.page import Look
-from qkv.inside.look.patterns import head_pattern
 from qkv.inside.look.search import describe_search, find_finished
-from qkv.inside.look.words import group_words
+from qkv.inside.look.sequences import group_words
 from qkv.inside.neurons import vocabulary_effect
 from qkv.inside.tokens import TokenList
 from qkv.models import Network

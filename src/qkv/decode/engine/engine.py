@@ -330,7 +330,7 @@ class Engine:
         shown = unpack_alternatives(alternatives, options.logprobs) if options.logprobs else None
         reason = sequence.append(token, logprob, options, request.eos_token_ids, shown)
         if sequence.text or reason is not None:
-            sequence.emit_text(options, request.queue_text, is_last=reason is not None)
+            sequence.emit_text(options, lambda _, text: request.pending_text.append(text), is_last=reason is not None)
         if reason is not None:
             self._finish(request, "done", result=sequence.to_result(reason))
         elif request.on_change is not None:

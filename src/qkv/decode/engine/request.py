@@ -71,10 +71,6 @@ class Request:
         """The text so far. It is empty if the engine has no tokenizer."""
         return self.sequence.text
 
-    def queue_text(self, _: int, text: str) -> None:
-        """Store a new chunk of text until `Engine.stream` yields it."""
-        self.pending_text.append(text)
-
     def chunk(self, num_tokens: int) -> Prompt:
         """Return the next tokens that the model reads, with their payloads and positions."""
         first, end = self.num_cached, self.num_cached + num_tokens

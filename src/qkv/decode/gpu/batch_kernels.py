@@ -14,7 +14,7 @@ N sequences, T new tokens of each, H heads, KV key/value heads, G = H / KV heads
 import triton
 import triton.language as tl
 
-from qkv.decode.gpu.fused_kernels import activate
+from qkv.decode.gpu.fused_kernels import activate, combine_parts
 
 
 @triton.jit
@@ -254,15 +254,3 @@ def store_rows(
     tl.store(output_ptr + row * 3, token.to(tl.float64))
     tl.store(output_ptr + row * 3 + 1, logprob.to(tl.float64))
     tl.store(output_ptr + row * 3 + 2, logit.to(tl.float64))
-
-
-@triton.jit
-def combine_parts(max_ptr, argmax_ptr, sum_ptr, row, PARTS: tl.constexpr, PADDED: tl.constexpr):
-    """Return the argmax of a row, its log-probability and its logit, from the results of `row_argmax`."""
-    part = tl.arange(0, PADDED)
-    inside = part < PARTS
-    tops = tl.load(max_ptr + row * PARTS + part, mask=inside, other=float("-inf"))
-    sums = tl.load(sum_ptr + row * PARTS + part, mask=inside, other=0.0)
-    top = tl.max(tops, axis=0)
-    token = tl.load(argmax_ptr + row * PARTS + tl.minimum(tl.argmax(tops, axis=0), PARTS - 1))
-    return token, -tl.log(tl.sum(sums * tl.exp(tops - top), axis=0)), top

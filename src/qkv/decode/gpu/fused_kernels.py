@@ -242,6 +242,18 @@ def partial_argmax(
 
 
 @triton.jit
+def combine_parts(max_ptr, argmax_ptr, sum_ptr, row, PARTS: tl.constexpr, PADDED: tl.constexpr):
+    """Return the argmax of a row, its log-probability and its logit, from the results of its parts."""
+    part = tl.arange(0, PADDED)
+    inside = part < PARTS
+    tops = tl.load(max_ptr + row * PARTS + part, mask=inside, other=float("-inf"))
+    sums = tl.load(sum_ptr + row * PARTS + part, mask=inside, other=0.0)
+    top = tl.max(tops, axis=0)
+    token = tl.load(argmax_ptr + row * PARTS + tl.minimum(tl.argmax(tops, axis=0), PARTS - 1))
+    return token, -tl.log(tl.sum(sums * tl.exp(tops - top), axis=0)), top
+
+
+@triton.jit
 def finish_greedy_step(
     part_max_ptr,
     argmax_ptr,
@@ -263,13 +275,7 @@ def finish_greedy_step(
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
-    part = tl.arange(0, PADDED)
-    column_mask = part < PARTS
-    tops = tl.load(part_max_ptr + part, mask=column_mask, other=float("-inf"))
-    sums = tl.load(part_sum_ptr + part, mask=column_mask, other=0.0)
-    top = tl.max(tops, axis=0)
-    token = tl.load(argmax_ptr + tl.minimum(tl.argmax(tops, axis=0), PARTS - 1))
-    logprob = -tl.log(tl.sum(sums * tl.exp(tops - top), axis=0))
+    token, logprob, _ = combine_parts(part_max_ptr, argmax_ptr, part_sum_ptr, 0, PARTS, PADDED)
     count, ended = tl.load(count_ptr), tl.load(ended_ptr) != 0
     tl.store(written_ptr + count, tl.where(ended, -1, token))
     tl.store(logprob_ptr + count, tl.where(ended, 0.0, logprob.to(tl.float64)))

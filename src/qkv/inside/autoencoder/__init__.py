@@ -1,9 +1,9 @@
 """Sparse autoencoders: train them on the activations of a site, measure them, and see their features.
 
-model         the autoencoder, saved as one file       train         the training loop
-activations   streamed and shuffled training data      fit           all of this in one call
-evaluate      explained variance, L0, loss recovered   superposition a toy model with known features
-features      the features with their top examples     feature_page  the features as a page
+model         the autoencoder, saved as one file       train         the training loop; all in one call
+activations   streamed and shuffled training data      features      the features with their top examples
+evaluate      explained variance, L0, loss recovered   feature_page  the features as a page
+superposition a toy model with known features
 
     autoencoder = fit_autoencoder(network, examples, "decoder.2.resid_post", features=1024, k=16)
     report = evaluate_autoencoder(network, autoencoder, other_examples)
@@ -14,9 +14,8 @@ from qkv.inside.autoencoder.activations import shuffle_activations, stream_activ
 from qkv.inside.autoencoder.evaluate import AutoencoderReport, evaluate_autoencoder
 from qkv.inside.autoencoder.feature_page import FeatureReport, FeatureSummary
 from qkv.inside.autoencoder.features import summarise_features
-from qkv.inside.autoencoder.fit import fit_autoencoder
 from qkv.inside.autoencoder.model import AutoencoderConfig, SparseAutoencoder
-from qkv.inside.autoencoder.train import AutoencoderOptions, AutoencoderProgress, train_autoencoder
+from qkv.inside.autoencoder.train import AutoencoderOptions, AutoencoderProgress, fit_autoencoder, train_autoencoder
 
 __all__ = [
     "AutoencoderConfig",

@@ -1,5 +1,7 @@
 """Train a sparse autoencoder.
 
+autoencoder = fit_autoencoder(network, examples, "decoder.2.resid_post", features=1024, k=16)
+
     loss = mean ‖x − x̂‖² / C  +  l1 · mean Σ f  (relu)  +  aux_loss_coefficient · mean ‖e − ê‖² / C
 
 The last term revives dead features (Gao et al. 2024): those that were not active for a while reconstruct the error
@@ -8,17 +10,20 @@ e = x − x̂. Directions have length 1. Otherwise the L1 penalty could be evade
 N tokens, C model width, F features, K active features of a token
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.errors import UsageError
+from qkv.inside.autoencoder.activations import shuffle_activations, stream_activations
 from qkv.inside.autoencoder.model import AutoencoderConfig, SparseAutoencoder
+from qkv.inside.forward import Example
+from qkv.models import Network
 from qkv.values import Limits, check
 
 
@@ -148,3 +153,36 @@ def measure_step(
     explained = 1 - float((x - reconstructed).square().sum() / variance)
     l0 = float((autoencoder.encode(x * autoencoder.scale) > 0).float().sum(-1).mean())
     return AutoencoderProgress(step, float(loss.detach()), explained, l0, float(is_dead.float().mean()))
+
+
+def fit_autoencoder(
+    network: Network,
+    examples: Sequence[Example],
+    site: str,
+    *,
+    features: int = 1024,
+    kind: Literal["topk", "relu"] = "topk",
+    k: int = 32,
+    options: AutoencoderOptions | None = None,
+    batch_size: int = 16,
+    batch_tokens: int = 1024,
+    buffer_tokens: int = 65_536,
+    on_step: OnAutoencoderStep | None = None,
+) -> SparseAutoencoder:
+    """Train a sparse autoencoder on the activations of a site, on the network's device.
+
+    The network reads `batch_size` examples at a time, and starts again after the last one. Each step trains on
+    `batch_tokens` tokens, taken at random from a buffer of `buffer_tokens`. `k` is the number of active features of a
+    token (topk only); with relu, `options.l1` sets the sparsity.
+    """
+    chunks = stream_activations(network, examples, site, batch_size=batch_size)
+    first = next(chunks)
+    config = AutoencoderConfig(width=first.shape[1], features=features, kind=kind, k=k, site=site)
+    batches = shuffle_activations(
+        chain([first], chunks),
+        buffer_tokens=buffer_tokens,
+        batch_tokens=batch_tokens,
+        seed=0 if options is None else options.seed,
+    )
+    device = network.device
+    return train_autoencoder((batch.to(device) for batch in batches), config, options, on_step=on_step)

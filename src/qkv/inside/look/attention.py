@@ -14,7 +14,7 @@ from torch import Tensor
 from qkv.blocks import Mask, Stack
 from qkv.blocks.mask import SequenceLayout
 from qkv.inside.look.masks import describe_mask
-from qkv.page import pack, pack_weights
+from qkv.page import pack, pack_weights, unpack
 
 MAX_DETAIL_BYTES = 600_000
 """The exact numbers of heads take at most about this many bytes of a page."""
@@ -180,3 +180,27 @@ def _sharpest_first(
         for kind, layer, ordered in ranked:
             if rank < len(ordered):
                 yield kind, layer, ordered[rank]
+
+
+def head_pattern(attention: Mapping[str, Any], layer: int, head: int) -> np.ndarray:
+    """The weights (T, S) of a head."""
+    row = attention["layers"].index(layer)
+    for detail in attention["details"]:
+        if (detail["layer"], detail["head"]) == (layer, head):
+            return _softmax_of_scores(detail, attention["masks"][attention["mask_of_layer"][row]])
+    pattern: np.ndarray = unpack(attention["patterns"][row])[attention["heads"].index(head)]
+    return pattern
+
+
+def _softmax_of_scores(detail: Mapping[str, Any], mask: Mapping[str, Any]) -> np.ndarray:
+    """softmax(q·k · scale + bias), with zeros for a query that attends to no key."""
+    scores = unpack(detail["q"]).astype(np.float64) @ unpack(detail["k"]).T * detail["scale"]
+    if detail["bias"] is not None:
+        scores = scores + unpack(detail["bias"])
+    visible = unpack(mask["reasons"]) == 0
+    lowest = scores.min()
+    largest = np.where(visible, scores, lowest).max(axis=1, keepdims=True)
+    weights = visible * np.exp(np.where(visible, scores, lowest) - largest)
+    total = weights.sum(axis=1, keepdims=True)
+    pattern: np.ndarray = weights / np.where(total == 0, 1.0, total)
+    return pattern

@@ -24,8 +24,7 @@ from qkv.inside.look.attention import (
 from qkv.inside.look.embeddings import describe_embedding
 from qkv.inside.look.lens import describe_lens
 from qkv.inside.look.neurons import describe_layer
-from qkv.inside.look.sequences import start_document
-from qkv.inside.look.words import group_words
+from qkv.inside.look.sequences import group_words, start_document
 from qkv.inside.sites import require_blocks
 from qkv.inside.tokens import TokenList, list_tokens
 from qkv.inside.trace import Trace

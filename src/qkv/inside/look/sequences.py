@@ -1,10 +1,11 @@
-"""The beginning of every document: its version, its heading and the tokens of its sequences."""
+"""The beginning of every document: its version, its heading, its tokens, and which of them form a word."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qkv.inside.tokens import TokenList
 from qkv.page import DOCUMENT_VERSION, WEIGHT_ERROR
+from qkv.text import Tokenizer
 
 SEQUENCE_LABELS = {"encoder": "Source", "decoder": "Target"}
 MAX_TITLE = 120  # characters
@@ -35,3 +36,24 @@ def start_document(
         "views": ["tokens"],
         "footer": "Made by qkv look.",
     }
+
+
+def group_words(tokens: TokenList, tokenizer: Tokenizer | None) -> list[int]:
+    """The word index of each token, counted from 0. A special token is a word.
+
+    A word begins after whitespace. A WordPiece token is a word unless it begins with ##.
+    """
+    marks_continuations = tokenizer is not None and type(tokenizer.backend.model).__name__ in ("WordPiece", "WordLevel")
+    words: list[int] = []
+    for i, text in enumerate(tokens.texts):
+        starts = i == 0 or tokens.special[i] or tokens.special[i - 1]
+        if not starts:
+            starts = not text.startswith("##") if marks_continuations else _starts_word(tokens.texts, i)
+        words.append((words[-1] + starts) if words else 0)
+    return words
+
+
+def _starts_word(texts: Sequence[str], i: int) -> bool:
+    """Whether text i begins with whitespace, or the text before it ends with whitespace and is not only whitespace."""
+    before = texts[i - 1]
+    return texts[i][:1].isspace() or (before[-1:].isspace() and not before.isspace())

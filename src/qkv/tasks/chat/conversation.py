@@ -76,7 +76,10 @@ class Chat:
         if context:
             generation = replace(generation, max_tokens=min(generation.max_tokens, context - len(ids)))
         if num_dropped:
-            log.warning(describe_dropped(num_dropped, context))
+            log.warning(
+                f"the chat is longer than the model's context of {context:,} tokens, so the model does not see its "
+                f"first {num_dropped} messages"
+            )
 
         def forward_text(_: int, text: str) -> None:
             if on_text is not None:
@@ -150,11 +153,3 @@ def make_messages(messages: str | Sequence[Message], system: str | None) -> list
             raise UsageError("system= is given, but the messages already begin with a system prompt; leave out one")
         listed = [{"role": "system", "content": system}, *listed]
     return listed
-
-
-def describe_dropped(num_dropped: int, context: int) -> str:
-    """The notice that old messages were left out."""
-    return (
-        f"the chat is longer than the model's context of {context:,} tokens, so the model does not see its first "
-        f"{num_dropped} messages"
-    )

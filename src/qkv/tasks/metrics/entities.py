@@ -33,11 +33,6 @@ def is_entity_tagging(tags: Iterable[str]) -> bool:
     return bool(marked) and all(len(tag) > 2 and tag[0] in PREFIXES and tag[1] == "-" for tag in marked)
 
 
-def has_end_prefixes(tags: Iterable[str]) -> bool:
-    """Whether the tags mark the last word of an entity (IOBES, BILOU), so that an entity without it is incomplete."""
-    return any(tag[0] in END_PREFIXES and tag[1:2] == "-" for tag in tags)
-
-
 def extract_entities(tags: Sequence[str]) -> list[Entity]:
     """The entities of a sentence, in order.
 
@@ -88,7 +83,8 @@ def entity_counts(
     for number, (tags, wanted) in enumerate(zip(predictions, expected, strict=True), 1):
         if len(tags) != len(wanted):
             raise ValueError(f"sentence {number}: {len(tags)} predicted tags, but {len(wanted)} expected tags")
-    marks_ends = has_end_prefixes(tag for tags in (*expected, *predictions) for tag in tags)
+    # Tags that mark the last word of an entity (IOBES, BILOU): an entity without it is incomplete.
+    marks_ends = any(tag[0] in END_PREFIXES and tag[1:2] == "-" for tags in (*expected, *predictions) for tag in tags)
 
     def extract(tags: Sequence[str]) -> list[Entity]:
         return extract_strict_entities(tags, marks_ends) if strict else extract_entities(tags)

@@ -45,3 +45,17 @@ def name_metric(metric: str) -> str:
     ('ROUGE-L', 'exact match')
     """
     return METRIC_NAMES.get(metric, metric.replace("_", " "))
+
+
+def format_score(metric: str, value: float, extra_digits: int = 0) -> str:
+    """A score in its usual notation. Percentages have one digit after the point; others may have extra digits.
+
+    >>> format_score("accuracy", 0.9512), format_score("bleu", 41.018), format_score("loss", 1.46971)
+    ('95.1 %', '41.0', '1.470')
+    >>> format_score("bleu", 41.018, extra_digits=1), format_score("spearman", 0.82034, extra_digits=1)
+    ('41.02', '0.8203')
+    """
+    scale = find_scale(metric)
+    if scale == "fraction":
+        return f"{100 * value:.1f} %"
+    return f"{value:.{(3 if scale == 'plain' else 1) + extra_digits}f}"

@@ -9,8 +9,8 @@ settled     none of these
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from qkv.train.run.curves import Points, RunCurves
 
@@ -38,10 +38,6 @@ class CurveVerdict:
     best_step: int = 0
     last_valid_loss: float = math.nan
     steps: int = 0  # the last one in the log
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fit for JSON."""
-        return asdict(self)
 
 
 def diagnose_curves(curves: RunCurves) -> CurveVerdict:

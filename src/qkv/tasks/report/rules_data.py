@@ -4,11 +4,11 @@ import shlex
 
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.tasks.baselines import BASELINE_NAME
-from qkv.tasks.metrics.notation import name_metric
+from qkv.tasks.metrics.notation import format_score, name_metric
 from qkv.tasks.report.diagnostics import Advice, RunDiagnostics, count_nouns, list_files
 from qkv.tasks.report.leakage import LeakageReport
 from qkv.tasks.report.learning_curve import LearningCurve
-from qkv.tasks.report.score import format_score, to_points
+from qkv.tasks.report.score import to_points
 
 MIN_LEAKS, LEAK_FRACTION, LEAK_POINTS = 3, 0.05, 1.0
 """Leaks matter if they are this fraction of the records, or if they change the score by this many points."""

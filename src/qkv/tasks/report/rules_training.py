@@ -5,7 +5,7 @@ import shlex
 from dataclasses import replace
 
 from qkv.inside.doctor import Finding
-from qkv.tasks.metrics.notation import name_metric
+from qkv.tasks.metrics.notation import format_score, name_metric
 from qkv.tasks.report.diagnostics import (
     MIN_METRIC_GAIN,
     MIN_STEPS,
@@ -16,7 +16,7 @@ from qkv.tasks.report.diagnostics import (
     is_language_model_at_baseline,
     list_files,
 )
-from qkv.tasks.report.score import format_score, to_points
+from qkv.tasks.report.score import to_points
 from qkv.tasks.table import find_starters
 from qkv.train.run.folder import resume_command
 

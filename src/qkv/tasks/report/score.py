@@ -209,18 +209,6 @@ def group_lengths(predictions: ScoredPredictions) -> tuple[LengthGroup, ...]:
     )
 
 
-def format_score(metric: str, value: float) -> str:
-    """A score in its usual notation.
-
-    >>> format_score("accuracy", 0.9512), format_score("bleu", 41.02), format_score("loss", 1.46971)
-    ('95.1 %', '41.0', '1.470')
-    """
-    scale = find_scale(metric)
-    if scale == "plain":
-        return f"{value:.3f}"
-    return f"{value:.1f}" if scale == "0 to 100" else f"{100 * value:.1f} %"
-
-
 def to_points(metric: str, difference: float) -> float:
     """A difference of scores in points: one BLEU, one nat of a loss, or one percent."""
     return difference if metric == "loss" or find_scale(metric) == "0 to 100" else 100 * difference

@@ -19,7 +19,6 @@ from qkv.decode import score
 from qkv.models.runtime import eval_mode
 from qkv.tasks.run.generate import WordLink
 from qkv.tasks.text_model import TextModel
-from qkv.text import Tokenizer
 from qkv.text.words import split_words
 
 SOURCES_PER_BATCH = 32
@@ -42,7 +41,9 @@ def align_words(
     if not target_ids or not source_words:
         return []
     source_of = token_words(source, source_words, [(start - len(prompt), end - len(prompt)) for start, end in offsets])
-    target_of = token_words(target, target_words, generated_offsets(model.tokenizer.target, target_ids))
+    decoder = model.tokenizer.target
+    ends = [0, *(len(decoder.decode(target_ids[: number + 1])) for number in range(len(target_ids)))]
+    target_of = token_words(target, target_words, list(pairwise(ends)))
     drops = probability_drops(model, ids, source_of, len(source_words), target_ids, make_tap)
     links = []
     for number, (start, end) in enumerate(target_words):
@@ -79,12 +80,6 @@ def probability_drops(
     logprobs = np.array(scored).T
     drops: np.ndarray = logprobs[:, :1] - logprobs[:, 1:]
     return drops
-
-
-def generated_offsets(tokenizer: Tokenizer, ids: Sequence[int]) -> list[tuple[int, int]]:
-    """The characters of each generated token in the decoded text."""
-    ends = [0, *(len(tokenizer.decode(ids[: number + 1])) for number in range(len(ids)))]
-    return list(pairwise(ends))
 
 
 def token_words(text: str, words: Sequence[tuple[int, int]], offsets: Sequence[tuple[int, int]]) -> list[int | None]:
