@@ -237,7 +237,13 @@ def test_quickstart_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> N
     assert capfd.readouterr().out.splitlines()[0] == "Le chat a poursuivi la souris."
     assert train == ["qkv", "train", "dates"]
     run(
-        [*train, "train.steps=8", "data.epoch_examples=600", "train.eval_examples=4", f"data.cache_dir={tmp_path}"],
+        [
+            *train,
+            "train.steps=8",
+            "data.epoch_examples=600",
+            "train.eval_examples=4",
+            f"data.cache_dir={tmp_path / 'cache'}",
+        ],
         tmp_path,
     )
     capfd.readouterr()

@@ -1,37 +1,13 @@
 """NO_COLOR, exit codes of misspelt models, and `help(qkv.train)`."""
 
 import inspect
-import os
-import pty
 import pydoc
-import subprocess
-import sys
 
 import pytest
+from terminals import output_on_a_terminal
 
 import qkv
 from qkv import cli
-
-
-def output_on_a_terminal(*arguments: str, **environment: str) -> bytes:
-    """What a command writes to a terminal."""
-    ours, theirs = pty.openpty()
-    with os.fdopen(ours, "rb", buffering=0) as terminal:
-        settings = {**os.environ, "TERM": "xterm-256color", **environment}
-        command = [sys.executable, "-m", "qkv", *arguments]
-        process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=settings)
-        os.close(theirs)
-        written = b""
-        while True:
-            try:
-                part = terminal.read(65536)
-            except OSError:  # Linux's way to say that the other side is closed
-                break
-            if not part:
-                break
-            written += part
-        process.wait()
-    return written
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["info", "bert-tiny"]], ids=["help", "info"])

@@ -19,7 +19,7 @@ from qkv.cli.plugins import import_installed_plugins, register_plugins, take_imp
 from qkv.cli.shared import HELP, fast_imports
 from qkv.errors import QkvError, UsageError, shorten, suggest_name
 from qkv.plugins import import_inherited, import_plugins
-from qkv.render.console import NoColorConsole
+from qkv.render.console import NoColorConsole, protect_terminal
 
 COMMANDS = {
     "run": "qkv.cli.run:make_command",
@@ -77,6 +77,7 @@ def make_app(arguments: Sequence[str], plugins: Sequence[str] = ()) -> App:
 def run_command(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    protect_terminal()
     try:
         arguments, plugins = take_imports(arguments)
         app = make_app(arguments, plugins)

@@ -166,14 +166,12 @@ class ChatSession:
 
     def answer(self, text: str) -> None:
         """Print the answer to a message while it is generated, and keep both."""
-        from qkv.render.formatting import escape_controls
-
         asked, parts = [*self.messages, {"role": "user", "content": text}], []
 
         def on_text(part: str) -> None:
             parts.append(part)
             if not self.json:
-                print(escape_controls(part, keep="\n\t") if sys.stdout.isatty() else part, end="", flush=True)
+                print(part, end="", flush=True)
 
         try:
             reply = self.chat.reply(asked, on_text=on_text, **self.options)
