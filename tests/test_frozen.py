@@ -80,6 +80,7 @@ OPTIONS = {
         *("--baseline", "--batch-size", "--beam", "--columns", "--device", "--format", "--int4", "--int8", "--json"),
         *("--limit", "--metric", "--records-key", "--resamples", "--samples", "--split", "--test", "--valid"),
     ],
+    "study": ["--jobs", "--json", "--match", "--metric", "--out", "--seeds", "--tune", "--vary"],
     "studio": ["--autoencoder", "--browser", "--device", "--examples", "--json", "--log-file", "--port", "--runs"],
     "train": ["--dry-run", "--json", "--processes"],
     "index": [

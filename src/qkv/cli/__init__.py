@@ -28,6 +28,7 @@ COMMANDS = {
     "data": "qkv.cli.data:data",
     "eval": "qkv.cli.evaluate:evaluate",
     "report": "qkv.cli.report:report",
+    "study": "qkv.cli.study:study",
     "chat": "qkv.cli.chat:chat",
     "info": "qkv.cli.models:info",
     "models": "qkv.cli.models:list_models",

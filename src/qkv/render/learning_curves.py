@@ -33,10 +33,18 @@ CurveTriple = tuple[Points, Points, Points]
 """The training points, the validation points and the point of the kept weights of one run."""
 
 
-def draw_curves(runs: Mapping[str, Path], out: Path, *, metric: str = "", title: str = "") -> None:
+def draw_curves(
+    runs: Mapping[str, Path],
+    out: Path,
+    *,
+    metric: str = "",
+    title: str = "",
+    groups: Mapping[str, str] | None = None,
+) -> None:
     """Draw the curves of runs (name → run folder or metrics.jsonl) into one picture.
 
-    `metric` is shown in the lower panel; by default it is the first metric of the runs besides the loss.
+    `metric` is shown in the lower panel; by default it is the first metric of the runs besides the loss. Runs of one
+    group (name → group), such as the seeds of a variant, have one colour and one label.
     """
     curves = [read_curves(name, path) for name, path in runs.items()]
     known = list(dict.fromkeys(key for run in curves for key in run.validation if key != "loss"))
@@ -46,38 +54,42 @@ def draw_curves(runs: Mapping[str, Path], out: Path, *, metric: str = "", title:
         raise QkvError(
             f"nothing to draw yet in {', '.join(str(path) for path in runs.values())}: no step was logged; train first"
         )
-    save_text(out, _draw_svg(curves, metric or next(iter(known), ""), title))
+    group_of = [(groups or {}).get(run.name, run.name) for run in curves]
+    save_text(out, _draw_svg(curves, group_of, metric or next(iter(known), ""), title))
 
 
-def _draw_svg(runs: Sequence[RunCurves], metric: str, title: str) -> str:
+def _draw_svg(runs: Sequence[RunCurves], groups: Sequence[str], metric: str, title: str) -> str:
     parts: list[str] = []
     y = 18
     if title:
         parts.append(text(LEFT, y + 14, title, 16, anchor="start", weight=600))
         y += 30
-    entries = _legend_entries(runs, title)
+    entries = _legend_entries(runs, groups, title)
     legend_parts, y = legend(entries, float(LEFT), WIDTH - RIGHT, y + 14 if entries else y - 6)
     parts += legend_parts
     all_points = [points for run in runs for points in (run.training, *run.validation.values())]
     steps = [0.0, *(step for points in all_points for step, _ in points)]
     x_scale = Scale(steps, LEFT, WIDTH - RIGHT, whole=True)
     losses = [(run.training, run.validation.get("loss", []), run.kept.get("loss", [])) for run in runs]
-    parts += _draw_panel(y + 44, 250, "loss", losses, x_scale, caption="" if metric else "steps")
+    parts += _draw_panel(y + 44, 250, "loss", losses, groups, x_scale, caption="" if metric else "steps")
     y += 44 + 250
     if metric:
         values: list[CurveTriple] = [([], run.validation.get(metric, []), run.kept.get(metric, [])) for run in runs]
-        parts += _draw_panel(y + 44, 170, metric, values, x_scale, caption="steps")
+        parts += _draw_panel(y + 44, 170, metric, values, groups, x_scale, caption="steps")
         y += 44 + 170
     label = title or "learning curves of " + ", ".join(run.name for run in runs)
     return document(WIDTH, y + 50, label, parts)
 
 
-def _legend_entries(runs: Sequence[RunCurves], title: str) -> list[LegendEntry]:
+def _legend_entries(runs: Sequence[RunCurves], groups: Sequence[str], title: str) -> list[LegendEntry]:
     """The legend: the runs (but not a single run that is the title), and what thin lines, bold lines and rings mean."""
     entries = []
-    if [run.name for run in runs] != [title]:
-        styles = [f"stroke='{colour}' stroke-width='3' stroke-linecap='round'" for colour in _colours(len(runs))]
-        entries += [LegendEntry(run.name, line_mark(style), 25) for run, style in zip(runs, styles, strict=True)]
+    if [*groups] != [title]:
+        colours = dict(zip(groups, _colours(groups), strict=True))
+        styles = {
+            name: f"stroke='{colour}' stroke-width='3' stroke-linecap='round'" for name, colour in colours.items()
+        }
+        entries += [LegendEntry(name, line_mark(style), 25) for name, style in styles.items()]
     if any(run.training for run in runs) and any(run.validation for run in runs):
         entries.append(LegendEntry("thin: training · bold: validation"))
     if any(run.kept for run in runs):
@@ -86,9 +98,15 @@ def _legend_entries(runs: Sequence[RunCurves], title: str) -> list[LegendEntry]:
 
 
 def _draw_panel(
-    top: int, height: int, name: str, curves: Sequence[CurveTriple], x_scale: Scale, caption: str
+    top: int,
+    height: int,
+    name: str,
+    curves: Sequence[CurveTriple],
+    groups: Sequence[str],
+    x_scale: Scale,
+    caption: str,
 ) -> list[str]:
-    """Draw one pair of axes with the curves of each run."""
+    """Draw one pair of axes with the curves of each run, and the mean of the last values of each group."""
     values = [value for each in curves for points in each for _, value in points if math.isfinite(value)]
     right, bottom = WIDTH - RIGHT, top + height
     if not values:
@@ -97,8 +115,8 @@ def _draw_panel(
     is_log = min(values) > 0 and max(values) / min(values) > 30
     axes = Axes(x_scale, Scale(values, bottom, top, log=is_log, max_ticks=5).rounded())
     parts = axes.frame(name, caption, _format_tick)
-    labels: list[tuple[float, str, str]] = []
-    for (training, validation, kept), colour in zip(curves, _colours(len(curves)), strict=True):
+    ends: dict[tuple[str, str], list[float]] = {}
+    for (training, validation, kept), group, colour in zip(curves, groups, _colours(groups), strict=True):
         thin = "stroke-width='1' stroke-opacity='0.55'" if validation else "stroke-width='1.5'"
         parts.append(axes.line(downsample(training, right - LEFT), f"stroke='{colour}' {thin}"))
         parts.append(axes.line(validation, f"stroke='{colour}' stroke-width='2.5'"))
@@ -106,7 +124,9 @@ def _draw_panel(
             parts += axes.dots(validation, f"r='3' fill='{colour}'")
         parts += axes.dots(kept, f"r='4.5' fill='{PAPER}' stroke='{colour}' stroke-width='2'")
         last = [value for _, value in kept or validation or training if math.isfinite(value)][-1:]
-        labels += [(axes.y(value), format_number(value), colour) for value in last]
+        ends.setdefault((group, colour), []).extend(last)
+    means = [(sum(last) / len(last), colour) for (_, colour), last in ends.items() if last]
+    labels = [(axes.y(mean), format_number(mean), colour) for mean, colour in means]
     for y, words, colour in _spread_labels(labels, top + 6, bottom):
         parts.append(text(right + 8, y + 4, words, 12, colour, "start", 600))
     return parts
@@ -133,8 +153,10 @@ def _spread_labels(labels: list[tuple[float, str, str]], top: float, bottom: flo
     return [(y - overflow, words, colour) for y, words, colour in placed]
 
 
-def _colours(count: int) -> list[str]:
-    return [COLOURS[n % len(COLOURS)] for n in range(count)]
+def _colours(groups: Sequence[str]) -> list[str]:
+    """The colour of each run, by its group."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(groups))}
+    return [COLOURS[numbers[name] % len(COLOURS)] for name in groups]
 
 
 def _format_tick(value: float) -> str:

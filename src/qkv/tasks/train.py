@@ -21,6 +21,7 @@ from qkv.errors import QkvError, UsageError
 from qkv.files import to_path
 from qkv.models import Config, Network, build
 from qkv.models.runtime import free_memory
+from qkv.models.tables.summary import summarise_model
 from qkv.progress import OnProgress, OnStage
 from qkv.store.hub import resolve_folder
 from qkv.tasks.calibrate import calibrate
@@ -149,7 +150,9 @@ def train_on_rank(
         network = build(prepared.config, device="meta") if world.is_sharded else prepared.build_network()
         network = apply_adapters(network, recipe, prepared.config)
         watchers: list[Watcher] = []
-        log = MetricsLog(folder, recipe_file.to_toml(recipe))
+        summary = summarise_model(prepared.config, max(prepared.train_data.max_lengths))
+        flops = None if summary.unstated_flops else summary.flops_training
+        log = MetricsLog(folder, recipe_file.to_toml(recipe), flops)
         if is_first:
             tracked = make_trackers(recipe.train.trackers, folder.path, to_table(recipe))
             watchers = [log, *([watch] if watch else []), *tracked]

@@ -38,13 +38,17 @@ class WatcherGroup(Watcher):
 class MetricsLog(Watcher):
     """Writes metrics.jsonl, and the recipe when the run starts."""
 
-    def __init__(self, folder: RunFolder, recipe: str) -> None:
+    def __init__(self, folder: RunFolder, recipe: str, flops_per_token: int | None = None) -> None:
         self.folder = folder
         self.recipe = recipe
+        self.flops_per_token = flops_per_token  # of training; None: a part of the model does not state them
 
     def on_start(self, start: RunStart) -> None:
-        """Write the recipe, and log the notes so far."""
+        """Write the recipe, log the cost of the model if the run is new, and log the notes so far."""
         self.folder.write_recipe(self.recipe)
+        if not start.step:
+            costs = {"parameters": start.parameters, "flops_per_token": self.flops_per_token}
+            self.folder.append_log({"kind": "model", "step": 0, **costs})
         for note in start.notes:
             self.on_note(start.step, note)
 

@@ -1,0 +1,25 @@
+"""Studies: one part of a recipe varied, several seeds of each variant, and a verdict that the numbers support.
+
+plan         what is compared: the recipe, the variants, the seeds; study.json
+match        the same budget for all variants: FLOPs, parameters, tokens or seconds
+engine       run what is missing: seeds of variants, of claims of the lab
+run          train the cells of a study, tune variants, and read the results of finished runs
+paired       mean and standard deviation over seeds, the paired difference, how many seeds would settle it
+result       the result: rows, comparisons, verdicts in words
+"""
+
+from qkv.tasks.study.plan import StudyPlan, create, extend, is_study, open_study
+from qkv.tasks.study.result import StudyResult, VariantRow
+from qkv.tasks.study.run import read_study, run_study
+
+__all__ = [
+    "StudyPlan",
+    "StudyResult",
+    "VariantRow",
+    "create",
+    "extend",
+    "is_study",
+    "open_study",
+    "read_study",
+    "run_study",
+]
