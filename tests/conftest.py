@@ -4,7 +4,10 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Callable
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
 # Some virtual machines advertise AMX and then stop the process at its first instruction; tests in bfloat16 do not
@@ -29,3 +32,17 @@ if shutil.which("nvidia-smi") is None:
 # Other work on the machine must not fail a test, so properties have no deadline.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
+
+
+@pytest.fixture
+def run_qkv(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Run a command and return its output, as `out` and `err`. It must exit with `code`, and without a traceback."""
+    from qkv.cli import run_command
+
+    def run(arguments: list[str], code: int = 0) -> Any:
+        exit_code, captured = run_command(arguments), capsys.readouterr()
+        assert exit_code == code, captured.err
+        assert "Traceback" not in captured.err
+        return captured
+
+    return run

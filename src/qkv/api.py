@@ -529,7 +529,7 @@ class Model(TaskCalls):
         result = evaluate(self.network, self.tokenizer, self.config, records, **chosen)
         return replace(result, notes=(*notes, *result.notes))
 
-    def quantize(self, precision: decode.WeightPrecision = "int8") -> "Model":
+    def quantize(self, precision: "decode.WeightPrecision" = "int8") -> "Model":
         """Return a copy of the model for decoding on a CPU, with its linear layers in int8 or int4.
 
         This model is not changed. If "int4" leaves matrices in int8 because of their shape, the copy has a note on it.

@@ -18,7 +18,7 @@ from torch import nn
 from qkv.blocks import RecurrentStack, Stack
 from qkv.blocks.block import Block
 from qkv.blocks.recurrent import AttentiveLayer
-from qkv.decode.cpu.quantize import QuantizedLinear
+from qkv.decode.cpu.packed_linear import QuantizedLinear
 from qkv.models import Network
 
 

@@ -5,6 +5,7 @@ import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,11 +47,10 @@ def says(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, *w
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_folder_is_measured_and_drawn(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_is_measured_and_drawn(folder: Path, tmp_path: Path, run_qkv: Any) -> None:
     picture = tmp_path / "new" / "bench.svg"
     arguments = ["bench", str(folder), "--device", "cpu", "--seconds", "0.3", "--json", "--picture", str(picture)]
-    assert cli.run_command(arguments) == 0
-    values = json.loads(capsys.readouterr().out)
+    values = json.loads(run_qkv(arguments).out)
     assert values["parameters"] == sum(one.numel() for one in qkv.load(folder).network.parameters())
     assert values["picture"] == str(picture)
     assert {point["kind"] for point in values["points"]} == {"prefill", "decode", "engine"}
@@ -62,9 +62,8 @@ def test_a_folder_is_measured_and_drawn(folder: Path, tmp_path: Path, capsys: py
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_preset_is_measured_with_random_weights(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run_command(["bench", "bert-tiny", "--device", "cpu", "--seconds", "0.2", "--int8"]) == 0
-    out = capsys.readouterr().out
+def test_a_preset_is_measured_with_random_weights(run_qkv: Any) -> None:
+    out = run_qkv(["bench", "bert-tiny", "--device", "cpu", "--seconds", "0.2", "--int8"]).out
     assert "bert-tiny   encoder-only, 4.4 million parameters" in out
     assert "texts/s" in out
     assert "int8 and float32" in out
@@ -72,20 +71,18 @@ def test_a_preset_is_measured_with_random_weights(capsys: pytest.CaptureFixture[
 
 @pytest.mark.usefixtures("quick")
 def test_the_type_is_that_of_the_weights_unless_another_is_asked_for(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, run_qkv: Any
 ) -> None:
     double = tmp_path / "double"
     model = qkv.load(folder, dtype="float64")
     model.save(double)
     for more, dtype in (([], "float64"), (["--dtype", "float32"], "float32")):
-        assert cli.run_command(["bench", str(double), "--device", "cpu", "--seconds", "0.1", "--json", *more]) == 0
-        assert json.loads(capsys.readouterr().out)["dtype"] == dtype
+        captured = run_qkv(["bench", str(double), "--device", "cpu", "--seconds", "0.1", "--json", *more])
+        assert json.loads(captured.out)["dtype"] == dtype
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_run_is_measured_before_its_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_is_measured_before_its_end(tmp_path: Path, run_qkv: Any, caplog: pytest.LogCaptureFixture) -> None:
     sample_files(tmp_path)
     keys = {"steps": 2, "num_workers": 0, "micro_batch_tokens": 0, "ema_decay": 0.0, "save_every": 1, "eval_every": 2}
     recipe = tiny_recipe(tmp_path, "run", "causal_lm", train=keys)
@@ -93,14 +90,13 @@ def test_a_run_is_measured_before_its_end(
     parameters = sum(one.numel() for one in qkv.load(recipe.run).network.parameters())
     for name in ("config.json", "model.safetensors"):  # as if it had been stopped
         (Path(recipe.run) / name).unlink()
-    assert cli.run_command(["bench", recipe.run, "--device", "cpu", "--seconds", "0.1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["parameters"] == parameters
+    captured = run_qkv(["bench", recipe.run, "--device", "cpu", "--seconds", "0.1", "--json"])
+    assert json.loads(captured.out)["parameters"] == parameters
     assert "has not finished" in caplog.text
 
 
-def test_help_shows_how(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run_command(["bench", "--help"]) == 0
-    assert "qkv bench gpt2" in capsys.readouterr().out
+def test_help_shows_how(run_qkv: Any) -> None:
+    assert "qkv bench gpt2" in run_qkv(["bench", "--help"]).out
 
 
 # ── Mistakes ─────────────────────────────────────────────────────────────────────────────────────────────────────

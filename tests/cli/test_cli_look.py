@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -30,20 +31,16 @@ def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("family", ["encoder", "decoder", "seq2seq"])
-def test_look_writes_a_page_and_prints_a_heat_map(
-    models: Path, family: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.run_command(["look", str(models / family), "the cat"]) == 0
-    caught = capsys.readouterr()
+def test_look_writes_a_page_and_prints_a_heat_map(models: Path, family: str, run_qkv: Any) -> None:
+    caught = run_qkv(["look", str(models / family), "the cat"])
     assert "look.html: written" in caught.err
     assert ("Cross-attention" if family == "seq2seq" else "self-attention") in caught.out
     assert Path("look.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-def test_json_prints_the_numbers_and_writes_nothing(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_prints_the_numbers_and_writes_nothing(models: Path, run_qkv: Any) -> None:
     arguments = ["look", str(models / "seq2seq"), "the cat", "--target", "le chat", "--layers", "1", "--json"]
-    assert cli.run_command(arguments) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(run_qkv(arguments).out)
     assert document["version"] == 1
     assert "".join(document["sequences"]["decoder"]["texts"][1:]) == "le chat"
     assert all(one["layers"] == [1] for one in document["attention"])
@@ -58,12 +55,10 @@ def test_unknown_tokens_are_counted(models: Path, capsys: pytest.CaptureFixture[
     assert note in Path("look.html").read_text(encoding="utf-8")
 
 
-def test_the_mask_token_of_another_model_is_noted(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_mask_token_of_another_model_is_noted(models: Path, run_qkv: Any) -> None:
     note = "[MASK] is plain text for this model; its mask is <mask>."
-    assert cli.run_command(["look", str(models / "encoder"), "the [MASK]"]) == 0
-    assert note in capsys.readouterr().err
-    assert cli.run_command(["look", str(models / "encoder"), "the <mask>"]) == 0
-    assert "plain text" not in capsys.readouterr().err
+    assert note in run_qkv(["look", str(models / "encoder"), "the [MASK]"]).err
+    assert "plain text" not in run_qkv(["look", str(models / "encoder"), "the <mask>"]).err
 
 
 def test_the_page_is_written_even_if_nobody_reads_the_heat_map(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,14 +71,13 @@ def test_the_page_is_written_even_if_nobody_reads_the_heat_map(models: Path, mon
     assert Path("look.html").exists()
 
 
-def test_a_beam_of_one_means_no_search(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run_command(["look", str(models / "decoder"), "the", "--beam", "1", "--json"]) == 0
-    assert "search" not in json.loads(capsys.readouterr().out)["views"]
+def test_a_beam_of_one_means_no_search(models: Path, run_qkv: Any) -> None:
+    captured = run_qkv(["look", str(models / "decoder"), "the", "--beam", "1", "--json"])
+    assert "search" not in json.loads(captured.out)["views"]
 
 
-def test_a_text_that_fills_all_positions_has_no_search(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run_command(["look", str(models / "decoder"), "a" * 48, "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+def test_a_text_that_fills_all_positions_has_no_search(models: Path, run_qkv: Any) -> None:
+    document = json.loads(run_qkv(["look", str(models / "decoder"), "a" * 48, "--json"]).out)
     assert "search" not in document["views"]
     assert document["notes"] == ["There is no beam search: the text fills all 48 positions of the model."]
 
@@ -97,30 +91,27 @@ def test_an_svg_shows_the_tokens_as_text(models: Path, heads: list[str]) -> None
     assert "b" not in {element.tag for element in picture.iter()}
 
 
-def test_mask_packs_texts_and_pads_them(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mask_packs_texts_and_pads_them(models: Path, run_qkv: Any) -> None:
     arguments = ["look", str(models / "decoder"), "cat", "mouse", "--mask", "--length", "10"]
-    assert cli.run_command(arguments) == 0
-    assert "2 padding positions attend to no key" in capsys.readouterr().out
-    assert cli.run_command([*arguments, "--json"]) == 0
-    mask = json.loads(capsys.readouterr().out)["attention"][0]["masks"][0]
+    assert "2 padding positions attend to no key" in run_qkv(arguments).out
+    mask = json.loads(run_qkv([*arguments, "--json"]).out)["attention"][0]["masks"][0]
     assert (unpack(mask["reasons"]) == 0).sum() == 3 * 4 // 2 + 5 * 6 // 2
     assert mask["fully_masked_queries"] == mask["padding_queries"] == [8, 9]
 
 
-def test_layers_that_only_one_stack_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_that_only_one_stack_has(tmp_path: Path, run_qkv: Any) -> None:
     model = make_model("seq2seq")
     assert model.config.encoder is not None
     encoder = replace(model.config.encoder, layers=3)
     qkv.new(replace(model.config, encoder=encoder), tokenizer=model.tokenizer).save(tmp_path / "deep-encoder")
-    assert cli.run_command(["look", "deep-encoder", "the cat", "--layers", "2", "--out", "look.json"]) == 0
-    assert "Encoder self-attention, layer 2" in capsys.readouterr().out
+    captured = run_qkv(["look", "deep-encoder", "the cat", "--layers", "2", "--out", "look.json"])
+    assert "Encoder self-attention, layer 2" in captured.out
     document = json.loads(Path("look.json").read_text(encoding="utf-8"))
     assert [one["name"] for one in document["attention"]] == ["encoder"]
     assert "alignment" not in document["views"]
     decoder = replace(model.config.encoder, layers=3)
     qkv.new(replace(model.config, decoder=decoder), tokenizer=model.tokenizer).save(tmp_path / "deep-decoder")
-    assert cli.run_command(["look", "deep-decoder", "the cat", "--mask", "--layers", "2"]) == 2
-    assert "add --target for each" in capsys.readouterr().err
+    assert "add --target for each" in run_qkv(["look", "deep-decoder", "the cat", "--mask", "--layers", "2"], 2).err
 
 
 @pytest.mark.parametrize(
@@ -147,11 +138,8 @@ def test_layers_that_only_one_stack_has(tmp_path: Path, capsys: pytest.CaptureFi
         (["decoder", "the", "--beam", "0"], "--beam must be >= 1"),
     ],
 )
-def test_wrong_calls_are_clear_errors(
-    models: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.run_command(["look", str(models / arguments[0]), *arguments[1:]]) == 2
-    assert words in capsys.readouterr().err
+def test_wrong_calls_are_clear_errors(models: Path, arguments: list[str], words: str, run_qkv: Any) -> None:
+    assert words in run_qkv(["look", str(models / arguments[0]), *arguments[1:]], 2).err
     assert not list(Path.cwd().iterdir())
 
 

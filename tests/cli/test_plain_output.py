@@ -2,12 +2,12 @@
 
 import inspect
 import pydoc
+from typing import Any
 
 import pytest
 from terminals import output_on_a_terminal
 
 import qkv
-from qkv import cli
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["info", "bert-tiny"]], ids=["help", "info"])
@@ -21,11 +21,8 @@ def test_a_terminal_without_no_color_has_styles() -> None:
 
 
 @pytest.mark.parametrize("command", ["run", "info", "bench"])
-def test_a_model_that_does_not_exist_is_a_wrong_call_in_every_command(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.run_command([command, "nope"]) == 2
-    assert "nope: no such folder" in capsys.readouterr().err
+def test_a_model_that_does_not_exist_is_a_wrong_call_in_every_command(command: str, run_qkv: Any) -> None:
+    assert "nope: no such folder" in run_qkv([command, "nope"], 2).err
 
 
 def test_help_of_train_describes_the_function() -> None:

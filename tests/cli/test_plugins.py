@@ -4,11 +4,12 @@ import subprocess
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cyclopts import App
 
-from qkv.cli import plugins, run_command
+from qkv.cli import plugins
 from qkv.errors import QkvError
 
 COUNT = EntryPoint("count", "toy_commands:count", plugins.GROUP)
@@ -74,12 +75,9 @@ def test_a_plugin_does_not_replace_a_command(app: App) -> None:
     assert "toy_commands" not in sys.modules
 
 
-def test_without_any_plugin_an_unknown_command_has_a_note(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_any_plugin_an_unknown_command_has_a_note(monkeypatch: pytest.MonkeyPatch, run_qkv: Any) -> None:
     monkeypatch.setattr(plugins, "entry_points", lambda group: EntryPoints())
-    assert run_command(["no-such-command"]) == 2
-    assert "install qkv with pip" in capsys.readouterr().err
+    assert "install qkv with pip" in run_qkv(["no-such-command"], 2).err
 
 
 def test_the_help_lists_the_plugins_of_qkv_without_torch() -> None:

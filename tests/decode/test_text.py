@@ -17,7 +17,7 @@ import torch
 import qkv
 from qkv import cli
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.cli.input_lines import RunNotes
+from qkv.cli.input_lines import InputLines, RunNotes
 from qkv.errors import UsageError
 from qkv.models import Config, build
 from qkv.text import Tokenizer
@@ -115,12 +115,12 @@ def folder(model: qkv.Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_run_writes_a_line_for_each_line(
-    folder: Path, model: qkv.Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, model: qkv.Model, monkeypatch: pytest.MonkeyPatch, run_qkv: Any
 ) -> None:
     lines = ["three words here", "", "one", "zwei Wörter"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(("\n".join(lines) + "\n").encode())))
-    assert cli.run_command(["run", str(folder), "--max-tokens", "5", "--batch-size", "2", "--json"]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    captured = run_qkv(["run", str(folder), "--max-tokens", "5", "--batch-size", "2", "--json"])
+    rows = [json.loads(line) for line in captured.out.splitlines()]
     assert [row["input"] for row in rows] == lines
     assert [row["text"] for row in rows] == [model.generate(x, max_tokens=5).text if x else "" for x in lines]
 
@@ -135,14 +135,13 @@ class Typed(io.TextIOWrapper):
 @pytest.mark.parametrize("batch", [1, 2])
 def test_run_answers_what_it_has_read_before_it_fails(
     folder: Path, model: qkv.Model, batch: int, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run_qkv: Any
 ) -> None:  # fmt: skip
     """What was answered stays written when a later line cannot be read; notes are told of what was."""
     monkeypatch.setattr("qkv.cli.input_lines.BATCHES_PER_CHUNK", 2)
     lines = ["one", "", "two words", "three", "vier", "cinq"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(lines).encode() + b"\n\xff\n")))
-    assert cli.run_command(["run", str(folder), "--max-tokens", "4", "--batch-size", str(batch)]) == 1
-    said = capsys.readouterr()
+    said = run_qkv(["run", str(folder), "--max-tokens", "4", "--batch-size", str(batch)], 1)
     assert "stdin, line 7: not UTF-8" in said.err
     answers = [" ".join(model.generate(x, max_tokens=4).text.splitlines()) if x else "" for x in lines]
     assert said.out.splitlines() == answers
@@ -163,76 +162,62 @@ def test_lines_at_a_terminal_are_answered_as_they_come(
     assert [text.count("\n") for text in heard] == [0, 1, 1, 1], "before each line, the answer to the last"
 
 
-def test_a_closed_stdin_is_told_of(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_closed_stdin_is_told_of(folder: Path, monkeypatch: pytest.MonkeyPatch, run_qkv: Any) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    assert cli.run_command(["run", str(folder)]) == 1
-    assert "stdin is closed" in capsys.readouterr().err
+    assert "stdin is closed" in run_qkv(["run", str(folder)], 1).err
 
 
 def test_lines_of_a_file_give_a_line_each_at_a_terminal_too(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, run_qkv: Any
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\nthree\n")))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     asked = ["--max-tokens", "30", "--batch-size", "1", "--temperature", "2", "--seed", "3"]
-    assert cli.run_command(["run", str(folder), *asked]) == 0
-    assert capsys.readouterr().out.count("\n") == 3
+    assert run_qkv(["run", str(folder), *asked]).out.count("\n") == 3
 
 
 def test_the_bar_knows_how_many_lines_a_file_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    from qkv.cli import input_lines as module
-
     seen: list[tuple[int, int]] = []
 
     @contextmanager
     def bar(what: str) -> Iterator[Any]:
         yield lambda done, total: seen.append((done, total))
 
-    monkeypatch.setattr(module, "progress_bar", bar)
-    monkeypatch.setattr(module, "BATCHES_PER_CHUNK", 1)
+    monkeypatch.setattr("qkv.render.progress.progress_bar", bar)
+    monkeypatch.setattr("qkv.cli.input_lines.BATCHES_PER_CHUNK", 1)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\nc\nd\ne\n")))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    lines = module.InputLines((), 2)
+    lines = InputLines((), 2)
     for some in lines:
         with lines.show_progress() as report:
             report(len(some), 99)
     assert seen == [(2, 5), (4, 5), (5, 5)]
 
 
-def test_run_with_texts_prints_one_line_each(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        cli.run_command(["run", str(folder), "a", "b", "--max-tokens", "12", "--temperature", "2", "--seed", "1"]) == 0
-    )
-    assert len(capsys.readouterr().out.split("\n")) == 3
+def test_run_with_texts_prints_one_line_each(folder: Path, run_qkv: Any) -> None:
+    captured = run_qkv(["run", str(folder), "a", "b", "--max-tokens", "12", "--temperature", "2", "--seed", "1"])
+    assert len(captured.out.split("\n")) == 3
 
 
-def test_run_says_that_a_file_was_read_as_a_text(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_says_that_a_file_was_read_as_a_text(folder: Path, tmp_path: Path, run_qkv: Any) -> None:
     file = tmp_path / "some lines.txt"
     file.write_text("a\n")
-    assert cli.run_command(["run", str(folder), str(file), "no-file.txt", "--max-tokens", "2"]) == 0
-    notes = capsys.readouterr().err
+    notes = run_qkv(["run", str(folder), str(file), "no-file.txt", "--max-tokens", "2"]).err
     assert f"'{file}' is a file, but its name was used as the input text" in notes
     assert f"use qkv run MODEL < '{file}'" in notes
     assert "no-file.txt" not in notes
 
 
-def test_run_takes_a_draft(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_takes_a_draft(folder: Path, run_qkv: Any) -> None:
     """Speculative decoding gives the same text, from a model or from the text so far."""
     call = ["run", str(folder), "a b a b", "--max-tokens", "12"]
-    assert cli.run_command(call) == 0
-    plain = capsys.readouterr().out
+    plain = run_qkv(call).out
     for draft in ("lookup", str(folder)):
-        assert cli.run_command([*call, "--draft", draft]) == 0
-        assert capsys.readouterr().out == plain
-    assert cli.run_command([*call, "--draft", "lookup", "--beam", "2"]) == 2
-    assert "--draft with --beam 2" in capsys.readouterr().err
+        assert run_qkv([*call, "--draft", draft]).out == plain
+    assert "--draft with --beam 2" in run_qkv([*call, "--draft", "lookup", "--beam", "2"], 2).err
 
 
-def test_run_says_what_cannot_be_seen_in_its_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_says_what_cannot_be_seen_in_its_answers(tmp_path: Path, run_qkv: Any) -> None:
     """An answer that was cut, and letters that the model never saw; a text that goes on is always cut."""
     tokenizer = Tokenizer.train("char", iter(["abcdef"]), vocab_size=20, special_tokens=["pad", "bos", "eos", "unk"])
     stack = StackConfig(vocab_size=tokenizer.vocab_size, width=16, layers=1, heads=2, ffn_width=32, position="rotary")
@@ -245,13 +230,11 @@ def test_run_says_what_cannot_be_seen_in_its_answers(tmp_path: Path, capsys: pyt
     }.items():
         qkv.Model(config, build(config).eval(), tokenizer).save(tmp_path / name)
     cut, unseen = "2 of 2 outputs were cut off after 3 tokens", "vocabulary; the first is 'a☃'"
-    assert cli.run_command(["run", str(tmp_path / "pairs"), "abc", "a☃", "--max-tokens", "3"]) == 0
-    said = capsys.readouterr()
+    said = run_qkv(["run", str(tmp_path / "pairs"), "abc", "a☃", "--max-tokens", "3"])
     assert cut in said.err
     assert unseen in said.err
     assert len(said.out.splitlines()) == 2
-    assert cli.run_command(["run", str(tmp_path / "text"), "abc", "a☃", "--max-tokens", "3"]) == 0
-    said = capsys.readouterr()
+    said = run_qkv(["run", str(tmp_path / "text"), "abc", "a☃", "--max-tokens", "3"])
     assert cut not in said.err
     assert unseen in said.err
 
@@ -284,11 +267,11 @@ def test_what_is_no_text_no_list_and_no_function_is_refused(model: qkv.Model) ->
     )
 
 
-def test_drawing_needs_a_temperature(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run_command(["run", str(folder), "a", "--top-p", "0.5", "--seed", "1"]) == 2
+def test_drawing_needs_a_temperature(folder: Path, run_qkv: Any) -> None:
+    captured = run_qkv(["run", str(folder), "a", "--top-p", "0.5", "--seed", "1"], 2)
     assert (
         "--top-p and --seed: only used for sampling, which is off at --temperature 0; add --temperature 1"
-        in capsys.readouterr().err
+        in captured.err
     )
 
 
@@ -321,10 +304,7 @@ def test_prompts_that_are_none_are_refused(model: qkv.Model, prompts: object) ->
         (["run", "MODEL", "a", "--max-tokens", "many"], 2, "many"),
     ],
 )
-def test_run_says_what_is_wrong(
-    folder: Path, arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.run_command([word.replace("MODEL", str(folder)) for word in arguments]) == code
-    caught = capsys.readouterr()
+def test_run_says_what_is_wrong(folder: Path, arguments: list[str], code: int, said: str, run_qkv: Any) -> None:
+    caught = run_qkv([word.replace("MODEL", str(folder)) for word in arguments], code)
     assert said in caught.err
     assert not caught.out

@@ -8,12 +8,12 @@ import os
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fault_runs import tiny, written
 
 import qkv
-from qkv.cli import run_command
 from qkv.data.readers import read
 from qkv.errors import QkvError
 from qkv.tasks.train import open_recipe, train
@@ -129,12 +129,9 @@ def test_places_where_nothing_may_be_written(tmp_path: Path, modes: Callable) ->
     assert "Permission denied" in error_of(lambda: train(open_recipe(recipe, [f"run={tmp_path}/folder/run"])))
 
 
-def test_the_command_line_reports_what_the_system_refuses(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_reports_what_the_system_refuses(monkeypatch: pytest.MonkeyPatch, run_qkv: Any) -> None:
     def fail(*arguments: object, **options: object) -> None:
         raise OSError(28, "No space left on device", "/tmp/full")
 
-    monkeypatch.setattr("qkv.cli.make_app", lambda arguments: fail)
-    assert run_command(["info", "bert-tiny"]) == 1
-    assert "qkv: /tmp/full: No space left on device" in capsys.readouterr().err
+    monkeypatch.setattr("qkv.cli.make_app", lambda *arguments: fail)
+    assert "qkv: /tmp/full: No space left on device" in run_qkv(["info", "bert-tiny"], 1).err

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import qkv
-from qkv import cli
 from qkv.blocks import HeadConfig, StackConfig
 from qkv.blocks.cache import SelfCache
 from qkv.blocks.mask import Mask, SequenceLayout
@@ -300,26 +299,20 @@ def recipe(tmp_path: Path) -> Path:
     return file
 
 
-def test_the_command_examines_a_recipe(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run_command(["doctor", str(recipe), "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+def test_the_command_examines_a_recipe(recipe: Path, run_qkv: Any) -> None:
+    shown = json.loads(run_qkv(["doctor", str(recipe), "--json"]).out)
     assert shown["healthy"]
     assert len(shown["checks"]) == len(CHECKS)
-    assert cli.run_command(["doctor", str(recipe), "train.lr=100"]) == 1
-    out = capsys.readouterr().out
+    out = run_qkv(["doctor", str(recipe), "train.lr=100"], 1).out
     assert "✗ learning rate" in out
     assert "too high" in out
 
 
-def test_the_command_examines_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_examines_a_model(tmp_path: Path, run_qkv: Any) -> None:
     subject = make_subject()
     qkv.Model(subject.config, subject.network).save(tmp_path / "model")
-    assert cli.run_command(["doctor", str(tmp_path / "model")]) == 0
-    assert "random tokens" in capsys.readouterr().out
-    assert cli.run_command(["doctor", str(tmp_path / "model"), "train.lr=1"]) == 2
-    assert "is a model" in capsys.readouterr().err
-    assert cli.run_command(["doctor", "gpt3-175b"]) == 2  # it is not built
-    assert "3,492 GB" in (shown := capsys.readouterr().err)
+    assert "random tokens" in run_qkv(["doctor", str(tmp_path / "model")]).out
+    assert "is a model" in run_qkv(["doctor", str(tmp_path / "model"), "train.lr=1"], 2).err
+    assert "3,492 GB" in (shown := run_qkv(["doctor", "gpt3-175b"], 2).err)
     assert "fewer layers" in shown
-    assert cli.run_command(["doctor", "datse"]) == 2
-    assert "dates" in capsys.readouterr().err
+    assert "dates" in run_qkv(["doctor", "datse"], 2).err

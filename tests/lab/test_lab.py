@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -182,25 +183,21 @@ def test_a_plain_loop_trains_and_reports_each_step() -> None:
     assert not network.training
 
 
-def test_the_command_lists_runs_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run_command(["lab"]) == 0
-    assert "score-scaling" in capsys.readouterr().out
+def test_the_command_lists_runs_and_reports(tmp_path: Path, run_qkv: Any) -> None:
+    assert "score-scaling" in run_qkv(["lab"]).out
     arguments = ["lab", "score-scaling", "--size", "mini", "--out", str(tmp_path)]
-    assert cli.run_command(arguments) == 0
-    printed = capsys.readouterr()
+    printed = run_qkv(arguments)
     assert "The claim holds" in printed.out
     assert "✓" in printed.out
     assert (tmp_path / "score-scaling.svg").exists()
-    assert cli.run_command([*arguments, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["verdict"] == "holds"
-    assert cli.run_command(["lab", "score-scalin"]) == 2
-    assert "score-scaling" in capsys.readouterr().err
+    assert json.loads(run_qkv([*arguments, "--json"]).out)[0]["verdict"] == "holds"
+    assert "score-scaling" in run_qkv(["lab", "score-scalin"], 2).err
     assert cli.run_command(["lab", "score-scaling", "--size", "huge"]) == 2
     assert cli.run_command(["lab", "score-scaling", "--all"]) == 2
 
 
 def test_running_everything_again_keeps_results_that_were_made_with_data(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run_qkv: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
     plain = make_claim(calls, name="plain")
@@ -209,8 +206,8 @@ def test_running_everything_again_keeps_results_that_were_made_with_data(
     (tmp_path / "lines.txt").write_text("a\n")
     run_claim(with_data, "mini", seeds=1, folder=tmp_path, data=tmp_path / "lines.txt")
     arguments = ["lab", "--all", "--size", "mini", "--seeds", "1", "--out", str(tmp_path)]
-    assert cli.run_command([*arguments, "--again"]) == 0
-    assert "with-data is left out: its results were made with --data lines.txt" in capsys.readouterr().err
+    captured = run_qkv([*arguments, "--again"])
+    assert "with-data is left out: its results were made with --data lines.txt" in captured.err
     assert load_result(with_data, results_path(tmp_path, with_data, "mini")).data == "lines.txt"
     assert calls == [0, 0]
     assert cli.run_command([*arguments, "--again", "--data", str(tmp_path / "lines.txt")]) == 0

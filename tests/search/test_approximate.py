@@ -3,13 +3,13 @@
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from search_models import make_embedder
 
 import qkv
-from qkv.cli import run_command
 from qkv.search import approximate
 from qkv.search.folder import IVF_FILE, DamagedIndex, read_manifest
 from qkv.search.vectors import VectorSearch, normalize
@@ -110,15 +110,14 @@ def test_candidates_of_other_vectors_are_refused(tmp_path: Path) -> None:
 
 
 def test_without_faiss_search_is_exact_and_says_what_to_install(
-    notes: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    notes: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, run_qkv: Any
 ) -> None:
     model = notes.parent / "model"
     make_embedder().save(model)
     monkeypatch.setattr(approximate, "MAX_EXACT_VECTORS", 80)
     monkeypatch.setattr(approximate, "find_spec", lambda name: None)
     out = notes.parent / "index"
-    assert run_command(["index", str(notes), "--model", str(model), "--out", str(out), "--json"]) == 0
-    printed = capsys.readouterr()
+    printed = run_qkv(["index", str(notes), "--model", str(model), "--out", str(out), "--json"])
     hint = "pip install 'qkv[faiss]'"
     assert hint in printed.err
     assert hint in json.loads(printed.out)["notes"][0]

@@ -154,27 +154,21 @@ def test_index_of_other_files_is_not_overwritten(notes: Path, model: qkv.Model) 
     assert moved.report.embedded_files == 0
 
 
-def test_control_characters_have_no_effect_on_a_terminal(
-    notes: Path, model: qkv.Model, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_control_characters_have_no_effect_on_a_terminal(notes: Path, model: qkv.Model, run_qkv: Any) -> None:
     (notes / "evil.txt").write_text("red \x1b[31m herring")
     folder = build(notes, model, max_tokens=30).folder
-    assert run_command(["search", str(folder), "herring", "--method", "bm25"]) == 0
-    assert "red ␛[31m herring" in capsys.readouterr().out
+    assert "red ␛[31m herring" in run_qkv(["search", str(folder), "herring", "--method", "bm25"]).out
 
 
-def test_command_shows_the_line_and_the_text_of_the_match(
-    notes: Path, model: qkv.Model, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_shows_the_line_and_the_text_of_the_match(notes: Path, model: qkv.Model, run_qkv: Any) -> None:
     (notes / "long.txt").write_text("In a warm sea.\n" * 12 + "At last the ZEBRA sleeps.\n")
     folder = build(notes, make_embedder(max_positions=200), max_tokens=150).folder
-    assert run_command(["search", str(folder), "the zebra", "--method", "bm25", "--top", "1"]) == 0
-    location, _, excerpt = capsys.readouterr().out.strip().split("\t")
+    captured = run_qkv(["search", str(folder), "the zebra", "--method", "bm25", "--top", "1"])
+    location, _, excerpt = captured.out.strip().split("\t")
     assert location == "long.txt:13"
     assert excerpt.startswith("…")
     assert excerpt.endswith("warm sea. At last the ZEBRA sleeps.")
-    assert run_command(["search", str(folder), "zebra", "--method", "bm25", "--json"]) == 0
-    (hit,) = json.loads(capsys.readouterr().out)["hits"]
+    (hit,) = json.loads(run_qkv(["search", str(folder), "zebra", "--method", "bm25", "--json"]).out)["hits"]
     assert (hit["first_line"], hit["text"][:13]) == (1, "In a warm sea")
 
 
@@ -429,23 +423,19 @@ def test_folder_with_other_files_is_refused(notes: Path, model: qkv.Model) -> No
         build(notes, model)
 
 
-def test_commands(notes: Path, model: qkv.Model, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands(notes: Path, model: qkv.Model, run_qkv: Any) -> None:
     model.save(notes.parent / "model")
     out = str(notes.parent / "index")
     options = ["--model", str(notes.parent / "model"), "--max-tokens", "12"]
-    assert run_command(["index", str(notes), "--out", out, *options]) == 0
-    printed = capsys.readouterr()
+    printed = run_qkv(["index", str(notes), "--out", out, *options])
     assert "3 files, 4 passages; embedded 4 passages of 3 new" in printed.out
     assert "latin.txt: skipped: it is not UTF-8" in printed.err
     assert printed.err.startswith(f"{notes}: 5 files found; embedding 4 passages\n")
-    assert run_command(["index", str(notes), "--out", out, "--json"]) == 0
-    printed = capsys.readouterr()
+    printed = run_qkv(["index", str(notes), "--out", out, "--json"])
     assert json.loads(printed.out)["embedded_files"] == 0
     assert "embedding" not in printed.err
-    assert run_command(["search", out, "brown", "fox", "--method", "bm25", "--top", "1"]) == 0
-    assert capsys.readouterr().out.startswith("fox.md:3\t")
-    assert run_command(["search", out, "brown fox", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["hits"][0]["file"] == "fox.md"
+    assert run_qkv(["search", out, "brown", "fox", "--method", "bm25", "--top", "1"]).out.startswith("fox.md:3\t")
+    assert json.loads(run_qkv(["search", out, "brown fox", "--json"]).out)["hits"][0]["file"] == "fox.md"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 from search_models import make_embedder
 
 import qkv
-from qkv.cli import run_command
 from qkv.errors import UsageError
 from qkv.search import evaluate, read_judged_queries
 
@@ -189,27 +188,24 @@ def test_judgements_are_read_from_the_usual_formats(name: str, tmp_path: Path) -
 
 
 def test_the_command_prints_all_methods(
-    index: qkv.Index, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    index: qkv.Index, tmp_path: Path, run_qkv: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     Path("judged.tsv").write_text(FILES["judged.tsv"])
     Path("trec.txt").write_text(FILES["trec.txt"])
     Path("queries.tsv").write_text("id\ttext\nq1\tbrown fox\nq2\tthe lazy dog\n")
-    assert run_command(["eval", str(index.folder), "judged.tsv"]) == 0
-    out = capsys.readouterr().out
+    out = run_qkv(["eval", str(index.folder), "judged.tsv"]).out
     assert all(word in out for word in ("2 queries", "bm25", "fused", "ndcg@10", "95 % interval"))
     command = ["eval", str(index.folder), "queries=queries.tsv", "judgements=trec.txt", "--json"]
-    assert run_command(command) == 0
-    values = json.loads(capsys.readouterr().out)
+    values = json.loads(run_qkv(command).out)
     assert values["metrics"]["bm25"]["ndcg@10"] == 1.0
     assert values["queries"] == 2
-    assert run_command(["eval", str(index.folder)]) == 2
-    assert "queries=queries.tsv judgements=qrels.tsv" in capsys.readouterr().err
+    assert "queries=queries.tsv judgements=qrels.tsv" in run_qkv(["eval", str(index.folder)], 2).err
 
 
 def test_the_command_compares_two_indexes_by_the_chosen_metrics(
-    index: qkv.Index, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    index: qkv.Index, tmp_path: Path, run_qkv: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
@@ -220,26 +216,21 @@ def test_the_command_compares_two_indexes_by_the_chosen_metrics(
     make_embedder().save("model")
     qkv.Index.build("texts", model="model", out="other.index")
     command = ["eval", str(index.folder), "other.index", "judged.tsv", "--metric", "recall@1", "--metric", "map"]
-    assert run_command([*command, "--json"]) == 0
-    values = json.loads(capsys.readouterr().out)
+    values = json.loads(run_qkv([*command, "--json"]).out)
     assert [one["index"] for one in values["indexes"]] == [str(index.folder), "other.index"]
     assert set(values["indexes"][0]["metrics"]["bm25"]) == {"recall@1", "mean_average_precision"}
     assert set(values["indexes"][0]["fused_differences"]) == {"dense", "bm25"}
     one, other = (one["metrics"]["bm25"]["recall@1"] for one in values["indexes"])
     assert values["differences"]["bm25"]["recall@1"]["value"] == other - one < 0
-    assert run_command(command) == 0
-    out = capsys.readouterr().out
+    out = run_qkv(command).out
     assert out.count("B − A") == 6  # two metrics, three methods
     assert "ndcg" not in out
-    assert run_command(["eval", str(index.folder), "judged.tsv"]) == 0
-    assert capsys.readouterr().out.count("fused − bm25") == 4
-    assert run_command(["eval", str(index.folder), "judged.tsv", "--metric", "ndgc@5"]) == 2
-    assert "did you mean 'ndcg@5'?" in capsys.readouterr().err
-    assert run_command(["eval", str(index.folder), "other.index", "other.index", "judged.tsv"]) == 2
-    assert "at most 2" in capsys.readouterr().err
+    assert run_qkv(["eval", str(index.folder), "judged.tsv"]).out.count("fused − bm25") == 4
+    assert "did you mean 'ndcg@5'?" in run_qkv(["eval", str(index.folder), "judged.tsv", "--metric", "ndgc@5"], 2).err
+    assert "at most 2" in run_qkv(["eval", str(index.folder), "other.index", "other.index", "judged.tsv"], 2).err
 
 
-def test_options_of_models_are_refused(index: qkv.Index, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_models_are_refused(index: qkv.Index, run_qkv: Any) -> None:
     options = ["--beam", "5", "--columns", "query=q", "--samples", "9", "--no-baseline"]
-    assert run_command(["eval", str(index.folder), "judged.tsv", *options]) == 2
-    assert "does not use --columns, --beam, --samples, --no-baseline; leave them out" in capsys.readouterr().err
+    captured = run_qkv(["eval", str(index.folder), "judged.tsv", *options], 2)
+    assert "does not use --columns, --beam, --samples, --no-baseline; leave them out" in captured.err

@@ -64,21 +64,18 @@ def test_paths_are_never_names_of_the_box(boxed):
 
 
 @pytest.mark.parametrize("command", [["run", "uper", "x"], ["info", "uper"], ["bench", "uper"], ["doctor", "uper"]])
-def test_a_misspelt_name_gets_the_nearest_one(boxed, command, capsys):
-    assert run_command(command) == 2
-    assert "did you mean 'upper'?" in capsys.readouterr().err
+def test_a_misspelt_name_gets_the_nearest_one(boxed, command, run_qkv):
+    assert "did you mean 'upper'?" in run_qkv(command, 2).err
 
 
-def test_commands_take_the_name(boxed, capsys):
+def test_commands_take_the_name(boxed, run_qkv):
     assert run_command(["run", "upper", "abc", "--max-tokens", "2"]) == 0
-    assert run_command(["info", "upper"]) == 0
-    assert "upper" in capsys.readouterr().out
+    assert "upper" in run_qkv(["info", "upper"]).out
     Path("pairs.tsv").write_text("source\ttarget\nabc\tABC\n")
-    assert run_command(["eval", "upper", "pairs.tsv", "--metric", "chrf", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["model"] == "upper"
+    assert json.loads(run_qkv(["eval", "upper", "pairs.tsv", "--metric", "chrf", "--json"]).out)["model"] == "upper"
 
 
-def test_models_lists_the_box_and_the_runs(boxed, capsys):
+def test_models_lists_the_box_and_the_runs(boxed, run_qkv):
     run = Path("runs/[b]mine")
     run.mkdir(parents=True)
     (run / "recipe.toml").write_text('[objective]\nkind = "causal_lm"\n')
@@ -100,19 +97,17 @@ def test_models_lists_the_box_and_the_runs(boxed, capsys):
     assert upper.bytes == (boxed / "model.safetensors").stat().st_size
     assert damaged.state == "not readable"
     assert (mine.task, mine.scores, mine.state) == ("causal_lm", "perplexity 9.5, loss 2.250", "step 70")
-    assert run_command(["models"]) == 0
-    shown = capsys.readouterr().out
+    shown = run_qkv(["models"]).out
     texts = ("bundled", "upper", "BLEU 12.3", "CC BY 2.0 FR", "runs/[b]mine", "step 70")
     assert all(text in shown for text in texts)
-    assert run_command(["models", "--json"]) == 0
-    assert [one["name"] for one in json.loads(capsys.readouterr().out)] == ["upper", "runs/[b]mine", "runs/damaged"]
+    captured = run_qkv(["models", "--json"])
+    assert [one["name"] for one in json.loads(captured.out)] == ["upper", "runs/[b]mine", "runs/damaged"]
 
 
-def test_an_empty_box_is_no_error(monkeypatch, tmp_path, capsys):
+def test_an_empty_box_is_no_error(monkeypatch, tmp_path, run_qkv):
     monkeypatch.setattr(hub, "BUNDLED", tmp_path / "none")
     monkeypatch.chdir(tmp_path)
-    assert run_command(["models"]) == 0
-    assert "bundled: none" in capsys.readouterr().out
+    assert "bundled: none" in run_qkv(["models"]).out
 
 
 def test_a_folder_without_a_card_has_no_facts(tmp_path):

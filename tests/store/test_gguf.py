@@ -5,6 +5,7 @@ import random
 import struct
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -62,7 +63,7 @@ def test_without_undoing_the_order_of_llama_the_logits_differ(llama: Path, monke
 
 
 def test_import_writes_a_folder_with_tokenizer_and_chat_template(
-    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_qkv: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.run_command(["import", str(llama)]) == 0
@@ -72,8 +73,7 @@ def test_import_writes_a_folder_with_tokenizer_and_chat_template(
     assert torch.equal(first.logits(IDS), again.logits(IDS))
     assert again.tokenizer.config["chat_template"] == CHAT_TEMPLATE
     assert Path("other/config.json").exists()
-    assert cli.run_command(["import", str(tmp_path / "llama")]) == 2
-    assert "qkv import MODEL FOLDER" in capsys.readouterr().err
+    assert "qkv import MODEL FOLDER" in run_qkv(["import", str(tmp_path / "llama")], 2).err
 
 
 def test_the_tokenizer_gives_the_ids_of_the_original(llama: Path) -> None:

@@ -164,29 +164,24 @@ def pipe(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
 
 
-def test_lines_of_stdin_are_messages(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_of_stdin_are_messages(folder: Path, monkeypatch: pytest.MonkeyPatch, run_qkv: Any) -> None:
     pipe(monkeypatch, "Hello\n\nMore\n")
-    assert cli.run_command(["chat", str(folder), "--max-tokens", "4", "--system", "Kind.", "--json"]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    captured = run_qkv(["chat", str(folder), "--max-tokens", "4", "--system", "Kind.", "--json"])
+    lines = [json.loads(line) for line in captured.out.splitlines()]
     first = MODEL.chat("Hello", system="Kind.", max_tokens=4)
     second = MODEL.chat([*first.messages, {"role": "user", "content": "More"}], max_tokens=4)
     assert [line["text"] for line in lines] == [first.text, second.text]
     assert lines[0]["input"] == "Hello"
 
 
-def test_newlines_of_an_answer_survive(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_newlines_of_an_answer_survive(folder: Path, monkeypatch: pytest.MonkeyPatch, run_qkv: Any) -> None:
     def answer(*_: object, on_text: object, **__: object) -> ChatReply:
         on_text("one\n\n  two\n")  # type: ignore[operator]
         return ChatReply("one\n\n  two\n", "end", [], 0.0, [])
 
     monkeypatch.setattr("qkv.tasks.chat.conversation.Chat.reply", answer)
     pipe(monkeypatch, "Hello\n")
-    assert cli.run_command(["chat", str(folder)]) == 0
-    assert capsys.readouterr().out == "one\n\n  two\n\n"
+    assert run_qkv(["chat", str(folder)]).out == "one\n\n  two\n\n"
 
 
 def test_control_tokens_need_special(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,22 +311,18 @@ def test_commands_say_what_they_did(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert run_lines(session, "/reset\tall", "/system") == forgotten
 
 
-def test_a_model_of_another_task_is_sent_to_qkv_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_of_another_task_is_sent_to_qkv_run(tmp_path: Path, run_qkv: Any) -> None:
     encoder = qkv.new(qkv.Config(encoder=MODEL.config.stack, head=HeadConfig(kind="mlm", outputs=259)))
     encoder.tokenizer = MODEL.tokenizer
     encoder.save(tmp_path / "model")
-    assert cli.run_command(["chat", str(tmp_path / "model")]) == 2
-    error = capsys.readouterr().err
+    error = run_qkv(["chat", str(tmp_path / "model")], 2).err
     assert error.startswith("qkv: qkv chat needs a model that continues a text, but ")
     assert error.endswith(f"; use qkv run {tmp_path / 'model'}\n")
 
 
-def test_a_model_without_a_template_is_refused_before_the_first_message(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_without_a_template_is_refused_before_the_first_message(tmp_path: Path, run_qkv: Any) -> None:
     chat_model(template=None).save(tmp_path / "model")
-    assert cli.run_command(["chat", str(tmp_path / "model")]) == 2
-    assert "--template plain" in capsys.readouterr().err
+    assert "--template plain" in run_qkv(["chat", str(tmp_path / "model")], 2).err
 
 
 def test_a_system_prompt_alone_has_no_reply() -> None:

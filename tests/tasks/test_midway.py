@@ -76,7 +76,7 @@ def test_what_was_learnt_in_low_rank_additions_is_in_the_matrices(folder: Path) 
     assert next(half[1].network.parameters()).dtype == torch.bfloat16
 
 
-def test_an_earlier_step_is_what_a_shorter_run_ends_with(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_earlier_step_is_what_a_shorter_run_ends_with(folder: Path, run_qkv: Any) -> None:
     constant = {"schedule": "constant", "warmup": 0.0}
     recipe = short(folder, "causal_lm", "long", **constant)
     train(recipe)
@@ -88,8 +88,7 @@ def test_an_earlier_step_is_what_a_shorter_run_ends_with(folder: Path, capsys: p
     assert differing(found, qkv.load(recipe.run)), "a control: another step moved the weights"
     assert cli.run_command(["run", str(place), "the cat"]) == 0
     assert cli.run_command(["info", str(place)]) == 0
-    assert cli.run_command(["export", str(place), str(folder / "theirs")]) == 0
-    assert "these are the weights of step 2" in capsys.readouterr().err
+    assert "these are the weights of step 2" in run_qkv(["export", str(place), str(folder / "theirs")]).err
     assert differing(qkv.load(folder / "theirs"), found) == []
 
 

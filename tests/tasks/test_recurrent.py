@@ -9,7 +9,6 @@ import torch
 from prepare_samples import sample_files, sample_recipe
 
 import qkv
-from qkv import cli
 from qkv.blocks import Inputs
 from qkv.errors import QkvError, UsageError
 from qkv.inside import logit_attribution, logit_lens, rollout, vocabulary_effect, zero_ablate
@@ -82,9 +81,8 @@ def test_other_formats_are_refused(runs: dict[str, Path], tmp_path: Path, format
     assert not (tmp_path / "out").exists()
 
 
-def test_info_and_the_model_card_name_the_layers(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run_command(["info", str(runs["seq2seq"])]) == 0
-    shown = capsys.readouterr().out
+def test_info_and_the_model_card_name_the_layers(runs: dict[str, Path], run_qkv: Any) -> None:
+    shown = run_qkv(["info", str(runs["seq2seq"])]).out
     assert "1 LSTM + 1 LSTM layers · width 16" in shown
     assert "state per sequence" in shown
     assert "A recurrent model (LSTM), encoder-decoder" in (runs["seq2seq"] / "README.md").read_text()

@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,7 +65,7 @@ def test_a_sound_recipe_is_the_same(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_run_that_depends_on_chance_is_found_out_with_the_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_qkv: Any
 ) -> None:
     """From its third step on, this dropout is drawn by nobody's seed."""
     own = step.seed_step
@@ -78,8 +79,8 @@ def test_a_run_that_depends_on_chance_is_found_out_with_the_step(
     recipe = str(written(tiny(tmp_path)))
     assert cli.run_command(["verify-resume", recipe, "--steps", "5"]) == 0, "a control: it is not the forking"
     monkeypatch.setattr(step, "seed_step", uneven)
-    assert cli.run_command(["verify-resume", recipe, "--steps", "5"]) == 1
-    assert "the resumed run differs: at step 3 of the log, loss is " in capsys.readouterr().err
+    captured = run_qkv(["verify-resume", recipe, "--steps", "5"], 1)
+    assert "the resumed run differs: at step 3 of the log, loss is " in captured.err
 
 
 def test_what_differs_is_named(tmp_path: Path) -> None:

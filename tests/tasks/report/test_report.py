@@ -156,17 +156,14 @@ def test_underfitting_is_found(tmp_path: Path) -> None:
     assert "underfitting" in names
 
 
-def test_a_run_that_has_not_finished_is_resumed(
-    healthy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_has_not_finished_is_resumed(healthy: Path, tmp_path: Path, run_qkv: Any) -> None:
     run = copy_run(healthy, tmp_path / "run", "train.steps=600")
     (run / "config.json").unlink()  # as if it had been stopped after its last checkpoint
     report, names = examine(run)
     assert names == {"unfinished"}
     assert report.advice[0].command == f"qkv train {run}"
     assert "its log ends at step 60, and its budget is train.steps=600." in report.advice[0].reason
-    assert run_command(["report", str(run), "--limit", "30"]) == 0
-    out = capsys.readouterr().out
+    out = run_qkv(["report", str(run), "--limit", "30"]).out
     assert out.index("this run has not finished (resume it with") < out.index("What next")
 
 
@@ -372,14 +369,12 @@ def test_unknown_options_of_the_function_are_named() -> None:
         qkv.report("runs/x", records=50)
 
 
-def test_the_command_writes_a_page_and_json(healthy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["report", str(healthy), "--limit", "50"]) == 0
-    out = capsys.readouterr().out
+def test_the_command_writes_a_page_and_json(healthy: Path, run_qkv: Any) -> None:
+    out = run_qkv(["report", str(healthy), "--limit", "50"]).out
     assert "Nothing stands out" in out
     assert "most frequent class" in out
     assert (healthy / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert run_command(["report", str(healthy), "--limit", "50", "--json"]) == 0
-    values = json.loads(capsys.readouterr().out)
+    values = json.loads(run_qkv(["report", str(healthy), "--limit", "50", "--json"]).out)
     assert values["score"]["num_records"] == 50
     assert values["score"]["model"]["interval"][0] <= values["score"]["model"]["value"]
     assert {"advice", "fit", "curves", "errors", "leakage", "data", "learning_curve"} <= values.keys()

@@ -1,6 +1,7 @@
 """Texts that are too long: every task reports what it cuts or reads in windows."""
 
 import logging
+from typing import Any
 
 import pytest
 from task_models import encoder, parts_of, records
@@ -51,8 +52,7 @@ def test_an_evaluation_reports_windows_and_cut_questions() -> None:
     assert evaluate(*reader, records([short])).notes == ()
 
 
-def test_the_command_line_cuts_texts_to_embed(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_cuts_texts_to_embed(tmp_path, run_qkv: Any) -> None:
     encoder(HEADS["embed"], max_positions=16).save(tmp_path / "made")
-    assert cli.run_command(["run", str(tmp_path / "made"), LONG]) == 2
-    assert "truncate" in capsys.readouterr().err
+    assert "truncate" in run_qkv(["run", str(tmp_path / "made"), LONG], 2).err
     assert cli.run_command(["run", str(tmp_path / "made"), LONG, "--too-long", "truncate"]) == 0

@@ -17,9 +17,7 @@ from torch.nn import functional as F
 from qkv.blocks.block import Block, ResidualWrapper
 from qkv.blocks.feedforward import FeedForward
 from qkv.blocks.norm import RMSNorm
-from qkv.decode.cpu.int4 import Int4Linear
-from qkv.decode.cpu.int8 import Int8Linear
-from qkv.decode.cpu.packed_linear import make_packed_linear
+from qkv.decode.cpu.packed_linear import QuantizedLinear, make_packed_linear
 
 VectorFunction = Callable[[Tensor], Tensor]
 SublayerFunction = Callable[[Tensor, Any], Tensor]
@@ -89,12 +87,12 @@ def make_linear(linear: nn.Module) -> VectorFunction:
     """Return a linear map as a function of x (M, I)."""
     if type(linear) is nn.Linear:
         return make_packed_linear(linear)
-    return linear.forward if type(linear) in (Int8Linear, Int4Linear) else linear
+    return linear.forward if isinstance(linear, QuantizedLinear) else linear
 
 
 def make_linear_add(linear: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
     """Return a function of `residual` and x that computes residual + linear(x)."""
-    if type(linear) is Int8Linear or type(linear) is Int4Linear:
+    if isinstance(linear, QuantizedLinear):
         return linear.add_to
     project = make_linear(linear)
     return lambda residual, x: project(x).add_(residual)

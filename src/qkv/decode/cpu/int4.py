@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from qkv.decode.cpu.packed_linear import QuantizedLinear
 from qkv.errors import QkvError
 
 GROUP_SIZE = 32
@@ -39,7 +40,7 @@ class Int4Weights(NamedTuple):
         return ((groups - 8.0) * self.scale.float()[..., None] + self.zero.float()[..., None]).flatten(1)
 
 
-class Int4Linear(nn.Module):
+class Int4Linear(QuantizedLinear):
     """y = x Wᵀ + b with W in int4, in a layout for this machine's kernel. y has the dtype of x."""
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -59,9 +60,6 @@ class Int4Linear(nn.Module):
         except (AttributeError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             raise QkvError(f"torch has no int4 kernels on this machine ({reason}); use int8 or float32") from error
-
-    def __deepcopy__(self, memo: dict[int, object]) -> "Int4Linear":
-        return self  # immutable, so that copies can share it
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, I) → (…, O)."""

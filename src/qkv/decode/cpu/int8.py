@@ -15,10 +15,11 @@ import warnings
 import torch
 from torch import Tensor, nn
 
+from qkv.decode.cpu.packed_linear import QuantizedLinear
 from qkv.errors import QkvError
 
 
-class Int8Linear(nn.Module):
+class Int8Linear(QuantizedLinear):
     """y = x Wᵀ + b with W in int8, in a layout for this machine's kernel. x and y are float32."""
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -39,9 +40,6 @@ class Int8Linear(nn.Module):
             except (AttributeError, RuntimeError) as error:
                 reason = str(error).splitlines()[0]
                 raise QkvError(f"torch has no int8 kernels on this machine ({reason}); decode in float32") from error
-
-    def __deepcopy__(self, memo: dict[int, object]) -> "Int8Linear":
-        return self  # immutable, so that copies can share it
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, I) → (…, O)."""

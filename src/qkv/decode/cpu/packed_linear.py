@@ -14,6 +14,7 @@ order of sums.
 M vectors, I inputs, O outputs
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
@@ -40,6 +41,22 @@ class PackedWeights(NamedTuple):
 
 
 _PACKED: WeakKeyDictionary[nn.Linear, PackedWeights] = WeakKeyDictionary()
+
+
+class QuantizedLinear(nn.Module):
+    """Base of linear maps with quantized weights. They are immutable, so that copies of a network can share them."""
+
+    @property
+    @abstractmethod
+    def packed_bytes(self) -> int:
+        """The bytes of everything that the weights were packed into. None of it is a parameter."""
+
+    @abstractmethod
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """Return residual + self(x), in one pass over the memory if the kernel allows it."""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "QuantizedLinear":
+        return self
 
 
 def make_packed_linear(linear: nn.Linear) -> Callable[[Tensor], Tensor]:

@@ -13,12 +13,12 @@ from torch import nn
 
 from qkv.decode.cpu.int4 import GROUP_SIZE, Int4Linear, fits_int4
 from qkv.decode.cpu.int8 import Int8Linear
+from qkv.decode.cpu.packed_linear import QuantizedLinear
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.models import Network
 
 AnyNetwork = TypeVar("AnyNetwork", bound=Network)
 WeightPrecision = Literal["int8", "int4"]
-QuantizedLinear = Int8Linear | Int4Linear
 
 
 def quantize(network: AnyNetwork, precision: WeightPrecision = "int8") -> AnyNetwork:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from qkv import QkvError
 from qkv.decode import WeightPrecision, quantize
-from qkv.decode.cpu.quantize import QuantizedLinear
+from qkv.decode.cpu.packed_linear import QuantizedLinear
 from qkv.models import Network
 from qkv_lab.claim import Chart, Check, Claim
 from qkv_lab.corpus import BYTE_MODEL, read_passages, write_corpus
