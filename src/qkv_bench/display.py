@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from qkv.files import save_text
-from qkv.render.formatting import escape_controls, format_count, plain_table
+from qkv.render.console import escape_controls
+from qkv.render.formatting import format_count, plain_table
 from qkv.render.info import FAMILY_NAMES
 from qkv.render.svg import (
     COLOURS,

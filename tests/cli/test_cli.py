@@ -224,7 +224,7 @@ def test_commands_that_do_not_compile_do_not_load_the_compiler(tmp_path: Path) -
     assert done.stdout.endswith("True True\n[0, 0] ['torch']\n"), done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("command", "most"), [(["run", "en-fr", "One."], 180), (["eval", "en-fr", "t.tsv"], 220)])
+@pytest.mark.parametrize(("command", "most"), [(["run", "en-fr", "One."], 180), (["eval", "en-fr", "t.tsv"], 218)])
 def test_commands_import_few_modules(command: list[str], most: int, tmp_path: Path) -> None:
     """A command imports the modules that it needs: neither readers of old files nor, to evaluate, the training loop."""
     (tmp_path / "t.tsv").write_text("source\ttarget\nOne.\tUn.\n", encoding="utf-8")

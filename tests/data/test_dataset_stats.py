@@ -14,8 +14,8 @@ from rich.console import Console
 from qkv.data.dataset_stats import DatasetStats, compute_stats, length_stats
 from qkv.data.readers import DataFiles, ReadOptions
 from qkv.errors import QkvError
+from qkv.render.console import escape_controls
 from qkv.render.dataset_stats import print_dataset_stats
-from qkv.render.formatting import escape_controls
 
 
 class Words:

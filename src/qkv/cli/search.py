@@ -55,7 +55,7 @@ def index(
     rebuild
         Replace an existing index, and embed all files.
     """
-    from qkv.render.formatting import escape_controls
+    from qkv.render.console import escape_controls
     from qkv.render.progress import stages_bar
     from qkv.search import Index
 
@@ -129,7 +129,7 @@ def search(
     if not text.strip():
         raise UsageError("the query is empty; give words to search for, such as: qkv search notes.index passport")
 
-    from qkv.render.formatting import escape_controls
+    from qkv.render.console import escape_controls
     from qkv.search import open_index
 
     result = open_index(index, model=model, device=device).search(text, top=top, method=method)

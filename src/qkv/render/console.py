@@ -13,7 +13,18 @@ from typing import IO, Any
 from rich.console import Console
 from rich.segment import Segment
 
-from qkv.render.formatting import escape_controls
+# Control characters are shown as Unicode control pictures. Characters that change the text direction become U+FFFD.
+CONTROL_PICTURES = {code: 0x2400 + code for code in range(32)} | {0x7F: 0x2421}
+CONTROL_PICTURES |= dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
+
+
+def escape_controls(text: str, keep: str = "") -> str:
+    """Replace the control characters of a text, except those in `keep`, by visible ones.
+
+    >>> escape_controls("a\\x1b[31m\\tb")
+    'a␛[31m␉b'
+    """
+    return text.translate({code: picture for code, picture in CONTROL_PICTURES.items() if chr(code) not in keep})
 
 
 class TerminalStream:

@@ -5,7 +5,8 @@ from rich.console import Console
 from rich.text import Text
 
 from qkv.data.dataset_stats import DatasetStats, ExamplePreview, FieldStats, LengthStats, PaddingEstimate
-from qkv.render.formatting import escape_controls, format_count, plain_table
+from qkv.render.console import escape_controls
+from qkv.render.formatting import format_count, plain_table
 
 MAX_FIELDS_SHOWN = 30  # of a table with more columns, the first ones are shown; --json has all of them
 TOKEN_COLOURS = ("cyan", "yellow")  # used in turn, so that neighbouring tokens differ

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from qkv.render.formatting import escape_controls
+from qkv.render.console import escape_controls
 from qkv.tasks.doctor import DoctorReport
 
 MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "red"), "skipped": ("–", "dim")}

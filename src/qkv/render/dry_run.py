@@ -4,7 +4,8 @@ from rich.bar import Bar
 from rich.console import Console
 from rich.text import Text
 
-from qkv.render.formatting import escape_controls, format_count, plain_table
+from qkv.render.console import escape_controls
+from qkv.render.formatting import format_count, plain_table
 from qkv.render.info import FAMILY_NAMES, add_parameter_rows
 from qkv.tasks.describe import Description, RecipeExample
 from qkv.tasks.prepare.memory import MemoryEstimate

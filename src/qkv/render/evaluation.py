@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from qkv.render.formatting import escape_controls, plain_table
+from qkv.render.console import escape_controls
+from qkv.render.formatting import plain_table
 from qkv.tasks.baselines import BASELINE_NAME
 from qkv.tasks.evaluation import Evaluation
 from qkv.tasks.metrics import ClassReport, Difference, Interval

@@ -1,6 +1,6 @@
 """Format numbers, texts and tables for a terminal.
 
-Users' texts go through `escape_controls`, so that their control characters are visible and have no effect.
+Users' texts go through `console.escape_controls`, so that their control characters are visible and have no effect.
 """
 
 import math
@@ -8,21 +8,10 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from qkv.render.console import escape_controls
 from qkv.tasks.results import cut_text
 
-# Control characters are shown as Unicode control pictures. Characters that change the text direction become U+FFFD.
-CONTROL_PICTURES = {code: 0x2400 + code for code in range(32)} | {0x7F: 0x2421}
-CONTROL_PICTURES |= dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
 BLOCKS = "▁▂▃▄▅▆▇█"
-
-
-def escape_controls(text: str, keep: str = "") -> str:
-    """Replace the control characters of a text, except those in `keep`, by visible ones.
-
-    >>> escape_controls("a\\x1b[31m\\tb")
-    'a␛[31m␉b'
-    """
-    return text.translate({code: picture for code, picture in CONTROL_PICTURES.items() if chr(code) not in keep})
 
 
 def token_label(token: str, max_chars: int = 10) -> str:

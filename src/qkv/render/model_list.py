@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from qkv.render.formatting import escape_controls, format_count, plain_table
+from qkv.render.console import escape_controls
+from qkv.render.formatting import format_count, plain_table
 from qkv.tasks.model_list import ListedModel
 
 

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from qkv.render.formatting import escape_controls, plain_table
+from qkv.render.console import escape_controls
+from qkv.render.formatting import plain_table
 from qkv.tasks.metrics.labels import most_confused
 from qkv.tasks.metrics.notation import format_score, name_metric
 from qkv.tasks.report import RunReport

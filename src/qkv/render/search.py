@@ -6,8 +6,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from qkv.render.console import escape_controls
 from qkv.render.evaluation import INTERVAL_HEADING, format_difference, format_interval, format_metric
-from qkv.render.formatting import escape_controls, plain_table
+from qkv.render.formatting import plain_table
 from qkv.search.evaluate import SearchEvaluation
 from qkv.search.results import Method
 from qkv.tasks.metrics import Difference

@@ -28,10 +28,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from qkv.render.console import NoColorConsole
+from qkv.render.console import NoColorConsole, escape_controls
 from qkv.render.formatting import (
     DownsampledCurve,
-    escape_controls,
     format_count,
     format_duration,
     format_number,
