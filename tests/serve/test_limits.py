@@ -136,6 +136,7 @@ def test_logs_have_ids_and_numbers_but_no_texts(tmp_path: Path, log_texts: bool)
     assert line["prompt_tokens"] == 7
     assert line["generated_tokens"] == 4
     assert ("the fox" in path.read_text()) == log_texts
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_messages_of_a_model_are_logged_without_their_texts(tmp_path: Path) -> None:

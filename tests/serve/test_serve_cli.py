@@ -61,6 +61,8 @@ def test_a_server_drains_after_sigterm(folder: Path) -> None:
         (["runs/none"], "runs/none"),
         (["runs/model", "a=runs/model", "a=runs/other"], "two models have the name 'a'"),
         (["runs/model", "--max-queue", "0"], "--max-queue 0: must be at least 1"),
+        (["runs/model", "--port", "99999999"], "--port 99999999: a port is a number from 0 to 65535"),
+        (["runs/model", "--port", "-1"], "--port -1: a port is a number from 0 to 65535"),
     ],
 )
 def test_what_cannot_be_served_is_an_error(

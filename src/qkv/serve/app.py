@@ -18,7 +18,7 @@ from qkv.serve.http.api_error import STATUSES, ApiError
 from qkv.serve.http.endpoint import Endpoint
 from qkv.serve.http.guard import Guard
 from qkv.serve.http.keys import ApiKeys
-from qkv.serve.http.openapi import build_openapi, render_docs
+from qkv.serve.http.openapi import DOCS_POLICY, build_openapi, render_docs
 from qkv.serve.http.request_log import RequestLog
 from qkv.serve.routes import chat_completions, completions, embeddings, operations, scores, task_routes, trace
 from qkv.serve.running.pool import ModelPool
@@ -64,7 +64,7 @@ def make_app(models: Mapping[str, str | Model], settings: ServeSettings | None =
         return JSONResponse(document)
 
     async def show_page(_: Request) -> Response:
-        return HTMLResponse(page)
+        return HTMLResponse(page, headers={"Content-Security-Policy": DOCS_POLICY})
 
     routes: list[BaseRoute] = [endpoint.to_route() for endpoint in endpoints]
     routes += [Route("/openapi.json", show_document), Route("/docs", show_page), *studio_routes()]

@@ -76,6 +76,8 @@ def run_server(
     studio: StudioOptions | None = None,
 ) -> None:
     """Load the models and serve them until a signal stops the server. Running requests are finished first."""
+    if not 0 <= port < 2**16:
+        raise UsageError(f"--port {port}: a port is a number from 0 to 65535; choose another")
     if not is_local(host):
         if settings.keys is None and not insecure:
             raise UsageError(

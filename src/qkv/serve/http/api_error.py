@@ -3,10 +3,11 @@
 import math
 from typing import Any
 
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from qkv.decode import NonFiniteLogits
 from qkv.errors import ContextLengthError, QkvError, shorten
+from qkv.serve.http.json_body import encode_json
 from qkv.train.out_of_memory import is_out_of_memory
 
 STATUSES: dict[int, tuple[str, str]] = {
@@ -43,12 +44,12 @@ class ApiError(Exception):
         kind = STATUSES[self.status][0]
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def to_response(self) -> JSONResponse:
+    def to_response(self) -> Response:
         """The error as a response."""
         headers = {"Retry-After": str(math.ceil(self.retry_after))} if self.retry_after else {}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        return JSONResponse(self.to_dict(), self.status, headers)
+        return Response(encode_json(self.to_dict()), self.status, headers, media_type="application/json")
 
 
 def to_api_error(error: BaseException) -> ApiError:

@@ -52,6 +52,7 @@ class Guard:
                 status = message["status"]
                 added["X-Request-ID"] = request_id
                 added["X-Content-Type-Options"] = "nosniff"
+                added.setdefault("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
                 await send(message)
                 return
             body = message.get("body", b"")
@@ -105,6 +106,10 @@ class Guard:
             raise ApiError(
                 403, f"pages of the origin {str(origin)[:100]!r} may not use this server; see --cors-origins"
             )
+        # A page can also send a GET without this header, for a picture or a frame. Links to the open pages are allowed.
+        site = headers.get("sec-fetch-site")
+        if origin is None and site in ("cross-site", "same-site") and not self.open_paths.get(path, False):
+            raise ApiError(403, "pages of other sites may not use this server; see --cors-origins")
         if server.is_draining and path not in OPEN_WHILE_DRAINING:
             raise ApiError(503, "the server is stopping; send the request again", code="draining", retry_after=1)
         if server.keys is None or self.open_paths.get(path, False):

@@ -22,5 +22,9 @@ def _refuse_constant(name: str) -> None:
 
 
 def encode_json(value: Any) -> bytes:
-    """Encode dataclasses, lists and dictionaries as compact JSON. NaN and infinities become null."""
-    return json.dumps(to_json(value), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    """Encode dataclasses, lists and dictionaries as compact JSON. NaN and infinities become null.
+
+    UTF-8 has no surrogate without its partner, which an error message may repeat: it becomes an escape of JSON.
+    """
+    text = json.dumps(to_json(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", "backslashreplace")

@@ -1,8 +1,10 @@
 """The OpenAPI document of the endpoints, and a page that shows it without any script or network."""
 
 import re
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from html import escape
 from typing import Any
 
@@ -86,6 +88,10 @@ STYLE = """:root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif
 padding:0 1rem}code,pre{font-family:ui-monospace,monospace}summary{cursor:pointer;padding:.3rem 0}
 table{border-collapse:collapse;width:100%}td,th{text-align:left;vertical-align:top;padding:.2rem .6rem .2rem 0;
 border-bottom:1px solid #8884}b.method{display:inline-block;width:4rem}.wide{overflow-x:auto}"""
+STYLE_HASH = b64encode(sha256(STYLE.encode()).digest()).decode()
+DOCS_POLICY = (
+    f"default-src 'none'; style-src 'sha256-{STYLE_HASH}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 def render_docs(document: dict[str, Any]) -> str:

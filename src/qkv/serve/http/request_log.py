@@ -6,6 +6,7 @@ the disk is full, they are counted and dropped.
 
 import json
 import logging
+import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,13 +37,18 @@ class RedactingHandler(logging.Handler):
         self.log.write("message", **values)
 
 
+def open_private(path: Path) -> IO[str]:
+    """Open a file to append to it. Only its owner can read a new one, because a log may have texts of clients."""
+    return open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
 class RequestLog:
     """Writes JSON lines to a file or to stderr."""
 
     def __init__(self, path: Path | None) -> None:
         """Opening the file may raise an error: a server with a wrong path does not start."""
         self.num_dropped = 0
-        self._file: IO[str] = sys.stderr if path is None else path.open("a", encoding="utf-8")
+        self._file: IO[str] = sys.stderr if path is None else open_private(path)
         self._lines: Queue[str | None] = Queue(MAX_WAITING_LINES)
         self._thread = Thread(target=self._write_lines, name="log", daemon=True)
         self._thread.start()
