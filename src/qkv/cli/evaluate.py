@@ -1,7 +1,8 @@
-"""`qkv eval`: evaluate a model on data, or compare two models."""
+"""`qkv eval`: evaluate a model on data, or compare several models, or the variants of a study."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,9 +29,15 @@ if TYPE_CHECKING:
     from qkv.models import Config
     from qkv.tasks.evaluation import Evaluation
     from qkv.tasks.metrics import Difference
+    from qkv.tasks.study.plan import Study
     from qkv.tasks.task import Task
 
 DEFAULT_SAMPLES = 5
+STUDY = "study.json"
+ONE_SEED = (
+    "One seed each: the intervals hold for these models, not for the change between them, because another seed would "
+    "give other models. qkv study trains several seeds of each."
+)
 
 
 def evaluate(
@@ -57,14 +64,16 @@ def evaluate(
 ) -> None:
     """Evaluate a model on data: the metrics of its task with 95 % intervals, and examples of its predictions.
 
-    With two models, or two indexes, before the data, both are evaluated, and the differences are printed with
-    intervals and p-values. Without data, a run is evaluated on the test files of its own recipe, else on its validation
-    files, else on the fraction of the training files that it held out for validation.
+    With several models, or two indexes, before the data, all are evaluated, and the differences from the first are
+    printed with intervals and p-values. The folder of a study stands for all of its models. Without data, a run is
+    evaluated on the test files of its own recipe, else on its validation files, else on the fraction of the training
+    files that it held out for validation.
 
     Examples:
         qkv eval runs/dates
         qkv eval runs/dates dates --split test
         qkv eval runs/small runs/large test.tsv
+        qkv eval runs/base-study test.tsv
         qkv eval models/translator source=test.en target=test.de --beam 5 --metric bleu --metric chrf
         qkv eval models/reviews reviews.csv.gz --columns text=review --columns label=stars --json
         qkv eval notes.index queries=queries.tsv judgements=qrels.tsv
@@ -76,8 +85,8 @@ def evaluate(
         A model folder, a hub id, or a bundled model (see qkv models), with a tokenizer; or an index, which is
         evaluated by judgements of its files.
     data
-        Files, globs or folders; field=file for each of several line-aligned files; or a built-in dataset. The folder of
-        a second model, or of a second index, may come first.
+        Files, globs or folders; field=file for each of several line-aligned files; or a built-in dataset. The folders
+        of more models, or of a second index, may come first.
     valid
         A file to evaluate on, once for each: the same as `data`, as in qkv init.
     test
@@ -130,11 +139,14 @@ def evaluate(
             [model, *data], metrics=metric or (), limit=limit, resamples=resamples, device=device, json=json
         )
     models, files = split_models(model, data)
+    study = find_study(models)
+    if study is not None:
+        models = list_study_models(study)
     sets = [chosen for chosen in (files, list(test or ()), list(valid or ())) if chosen]
     if len(sets) > 1:
         raise UsageError("one set of files is evaluated at a time; give files, or --test, or --valid")
     source = EvaluationSource(
-        model,
+        models[0],
         parse_files(sets[0]) if sets else (),
         format=format,
         columns=parse_fields(columns or [], "--columns", required=True),
@@ -149,7 +161,9 @@ def evaluate(
     described |= {"main": results[0].main_metric, "resamples": resamples, "problems": problems.summary().to_dict()}
     if problems.categories and not json:
         print_notes(source.describe(), str(problems.summary()).splitlines())
-    if len(models) == 2:
+    if study is not None:
+        return compare_variants(study, models, results, described, json)
+    if len(models) > 1:
         return compare_results(models, results, described, json)
     scores = source.evaluate_baseline(evaluated.config, evaluated.records, results[0]) if baseline else {}
     if json:
@@ -160,7 +174,7 @@ def evaluate(
 
 @dataclass
 class EvaluatedModels:
-    """The evaluations of one or two models of the same task, and what they were evaluated on."""
+    """The evaluations of models of the same task, and what they were evaluated on."""
 
     task: "Task"
     config: "Config"  # of the first model
@@ -210,21 +224,67 @@ def evaluate_models(
 def compare_results(
     models: Sequence[str], results: "Sequence[Evaluation]", described: dict[str, Any], json: bool
 ) -> None:
-    """Print the results of two models and their differences. `described` has the facts that both share."""
+    """Print the results of several models, and the differences from the first. `described` has what they share."""
     from qkv.render.evaluation import print_comparison
 
-    differences = results[0].compare(results[1], described["resamples"])
-    if described["resamples"] and not differences:
-        print_notes(models[1], [f"not compared with {models[0]}: the models did not use the same records"])
+    first, *others = results
+    differences = [first.compare(other, described["resamples"]) for other in others]
+    for name, found in zip(models[1:], differences, strict=True):
+        if described["resamples"] and not found:
+            print_notes(name, [f"not compared with {models[0]}: the models did not use the same records"])
+    note = ONE_SEED if all((Path(name) / "recipe.toml").is_file() for name in models) else ""
     if json:
-        both = [to_json(name, result) for name, result in zip(models, results, strict=True)]
-        print_json(described | {"models": both, "differences": differences_to_json(differences)})
+        each = [to_json(name, result) for name, result in zip(models, results, strict=True)]
+        compared = [
+            {"model": name, "differences": differences_to_json(found)}
+            for name, found in zip(models[1:], differences, strict=True)
+        ]
+        both = {"differences": compared[0]["differences"]} if len(models) == 2 else {"comparisons": compared}
+        print_json(described | {"models": each, "note": note} | both)
     else:
-        print_comparison(models, results, differences, StdoutConsole())
+        print_comparison(models, results, differences, StdoutConsole(), note)
+
+
+def find_study(models: Sequence[str]) -> "Study | None":
+    """The study that a command line names, if it names one."""
+    found = [name for name in models if (Path(name) / STUDY).is_file()]
+    if not found:
+        return None
+    if len(models) > 1:
+        raise UsageError(f"{found[0]} is a study: evaluate it alone, because its first variant is the baseline")
+    from qkv.tasks.study import open_study
+
+    return open_study(Path(found[0]), imports_plugins=False)
+
+
+def list_study_models(study: "Study") -> list[str]:
+    """The folders of the finished runs of a study, seed by seed."""
+    models = [str(study.folder / cell.name) for cell in study.cells()]
+    if unfinished := [name for name in models if not (Path(name) / "config.json").is_file()]:
+        raise UsageError(f"{unfinished[0]} is not finished; finish the study first: qkv study {study.folder}")
+    return models
+
+
+def compare_variants(
+    study: "Study", models: Sequence[str], results: "Sequence[Evaluation]", described: dict[str, Any], json: bool
+) -> None:
+    """Print the scores of the variants of a study over its seeds, and the paired differences from the baseline."""
+    from qkv.render.study import print_variants
+    from qkv.tasks.study.result import compare_scores
+
+    variants = [cell.variant for cell in study.cells()]
+    compared = compare_scores(
+        [(variant, result.metrics) for variant, result in zip(variants, results, strict=True)], described["main"]
+    )
+    if json:
+        each = [to_json(name, result) for name, result in zip(models, results, strict=True)]
+        print_json(described | {"models": each, "variants": [asdict(one) for one in compared]})
+    else:
+        print_variants(compared, described["main"], results[0].num_records, StdoutConsole())
 
 
 def split_models(model: str, data: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The models and the data of a command line: the folder of a second model may precede the data."""
+    """The models and the data of a command line: the folders of more models may precede the data."""
     from qkv.store.hub import find_bundled
     from qkv.train.checkpoint.files import is_checkpoint
     from qkv.train.run.folder import RunFolder
@@ -232,10 +292,11 @@ def split_models(model: str, data: Sequence[str]) -> tuple[list[str], list[str]]
     def is_model(name: str) -> bool:
         path = Path(name)
         is_folder = (path / "config.json").is_file() or RunFolder(path).is_run or is_checkpoint(path)
+        is_folder = is_folder or (path / STUDY).is_file()
         return is_folder or (path.suffix == ".gguf" and path.is_file()) or find_bundled(name) is not None
 
-    has_second = bool(data) and is_model(data[0])
-    return [model, *data[:has_second]], list(data[has_second:])
+    names = list(takewhile(is_model, data))
+    return [model, *names], list(data[len(names) :])
 
 
 def to_json(model: str, result: "Evaluation") -> dict[str, Any]:

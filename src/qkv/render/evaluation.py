@@ -1,6 +1,8 @@
 """The output of `qkv eval`: a table of the metrics, scores by class, and examples with the model's predictions."""
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
+from string import ascii_uppercase
 
 from rich.console import Console
 from rich.text import Text
@@ -14,6 +16,7 @@ from qkv.tasks.metrics.notation import format_score
 from qkv.tasks.results import cut_text
 
 MAX_TEXT_CHARS = 300
+LETTERS = (*ascii_uppercase, *(f"A{letter}" for letter in ascii_uppercase))
 MAX_CLASSES = 12
 MAX_CLASS_CHARS = 30
 INTERVAL_HEADING = "95 % interval"
@@ -88,10 +91,15 @@ def print_report(report: ClassReport, console: Console) -> None:
 
 
 def print_comparison(
-    models: Sequence[str], results: Sequence[Evaluation], differences: Mapping[str, Difference], console: Console
+    models: Sequence[str],
+    results: Sequence[Evaluation],
+    differences: Sequence[Mapping[str, Difference]],
+    console: Console,
+    note: str = "",
 ) -> None:
-    """Print the scores of two models with their intervals, and the differences with intervals and p-values."""
-    for letter, model, result in zip("AB", models, results, strict=True):
+    """Print the scores of several models with their intervals, and the differences of the others from the first."""
+    letters = list(islice(LETTERS, len(models)))
+    for letter, model, result in zip(letters, models, results, strict=True):
         console.print(
             Text.assemble(
                 (f"{letter}  ", "dim"), (escape_controls(model), "bold"), f"   {result.num_records:,} records"
@@ -99,21 +107,26 @@ def print_comparison(
         )
     table = plain_table("", "", " ", INTERVAL_HEADING, "p-value")
     for name in results[0].metrics:
-        if name not in results[1].metrics:
+        if any(name not in result.metrics for result in results):
             continue
         style = "bold" if name == results[0].main_metric else ""
-        for letter, heading, result in zip("AB", (name.replace("_", " "), ""), results, strict=True):
+        for letter, result in zip(letters, results, strict=True):
             interval = Text(format_interval(name, result.intervals.get(name)), "dim")
+            heading = name.replace("_", " ") if letter == "A" else ""
             table.add_row(heading, letter, format_metric(name, result.metrics[name]), interval, style=style)
-        if name in differences:
-            difference = differences[name]
+        for letter, found in zip(letters[1:], differences, strict=True):
+            if (difference := found.get(name)) is None:
+                continue
             low, high = (format_difference(name, end) for end in difference.interval)
             value = Text(format_difference(name, difference.value))
-            table.add_row("", "B − A", value, Text(f"{low} … {high}", "dim"), f"{difference.p_value:.3f}", style=style)
+            ends, p_value = Text(f"{low} … {high}", "dim"), f"{difference.p_value:.3f}"
+            table.add_row("", f"{letter} − A", value, ends, p_value, style=style)
     console.print(table)
-    for letter, result in zip("AB", results, strict=True):
-        for note in result.notes:
-            console.print(Text(f"{letter}: {escape_controls(note, keep=chr(10))}", "yellow"))
+    if note:
+        console.print(note, soft_wrap=True)
+    for letter, result in zip(letters, results, strict=True):
+        for text in result.notes:
+            console.print(Text(f"{letter}: {escape_controls(text, keep=chr(10))}", "yellow"))
 
 
 def format_metric(name: str, value: float) -> str:

@@ -13,6 +13,8 @@ from qkv.render.formatting import plain_table
 from qkv.render.learning_curves import draw_curves
 from qkv.tasks.metrics.notation import find_scale, name_metric
 from qkv.tasks.study import StudyResult, VariantRow
+from qkv.tasks.study.paired import PairedDifference
+from qkv.tasks.study.result import MetricComparison
 
 CURVES, PAGE = "curves.svg", "study.html"
 MATCHED = {"flops": "FLOPs", "parameters": "number of parameters", "tokens": "tokens", "seconds": "seconds of training"}
@@ -49,14 +51,36 @@ def study_table(result: StudyResult) -> list[list[str]]:
     differences = {one.variant: one.difference for one in result.comparisons}
     lines = [[*headings, "seconds"]]
     for row in result.rows:
-        found = differences.get(row.name)
-        difference = "" if found is None else format_value(result.metric, found.mean, sign=True)
-        if found is not None and found.interval is not None:
-            difference += " [" + ", ".join(format_value(result.metric, end, sign=True) for end in found.interval) + "]"
+        difference = format_paired(result.metric, differences.get(row.name))
         flops = "unknown" if row.flops is None else f"{row.flops:.3g}"
         sizes = [f"{row.parameters:,}", flops, f"{row.tokens:,.0f}", f"{row.seconds:,.0f}"]
         lines.append([row.name, format_mean(result.metric, row), difference, *sizes])
     return lines
+
+
+def print_variants(compared: Sequence[MetricComparison], main: str, num_records: int, console: Console) -> None:
+    """Print the scores of the variants of a study on records, and what the differences say."""
+    seeds = len(compared[0].values)
+    table: Table = plain_table(f"{num_records:,} records, {seeds} seeds", "", "mean ± sd", "− baseline")
+    for one in compared:
+        value = format_value(one.metric, one.mean) + (
+            "" if one.sd is None else f" ± {format_value(one.metric, one.sd)}"
+        )
+        heading = "" if one.difference else name_metric(one.metric)
+        style = "bold" if one.metric == main else ""
+        table.add_row(heading, one.variant, value, format_paired(one.metric, one.difference), style=style)
+    console.print(table)
+    for one in compared:
+        if one.verdict:
+            console.print(Text(f"{one.verdict}."), soft_wrap=True)
+
+
+def format_paired(metric: str, found: PairedDifference | None) -> str:
+    """A difference with its interval; "" if there is none."""
+    if found is None:
+        return ""
+    ends = [] if found.interval is None else [format_value(metric, end, sign=True) for end in found.interval]
+    return format_value(metric, found.mean, sign=True) + (f" [{', '.join(ends)}]" if ends else "")
 
 
 def verdict_lines(result: StudyResult) -> list[str]:

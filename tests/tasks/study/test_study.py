@@ -51,6 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     words = ["the", "a", "cat", "dog", "house", "tree", "runs", "sleeps", "green", "red"]
     lines = [" ".join(words[i * k % 10] for k in range(2, 6)) + f" {i}" for i in range(60)]
     (tmp_path / "text.txt").write_text("\n".join(lines) + "\n")
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines[:20]))
     (tmp_path / "base.toml").write_text(RECIPE)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -289,3 +290,33 @@ def test_after_an_error_nothing_more_is_started(jobs: int) -> None:
         run_missing(range(20), done, run, lambda key: None, jobs=jobs)
     assert 0 in done
     assert len(started) < 20
+
+
+def test_eval_compares_the_variants_of_a_study(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_study(create(folder / "s", plan()))
+    assert run_command(["eval", "s", "test.jsonl", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    base, ours = (one for one in values["variants"] if one["metric"] == values["main"])
+    assert [one["model"] for one in values["models"]] == ["s/gelu-0", "s/swiglu-0", "s/gelu-1", "s/swiglu-1"]
+    assert base["difference"] is None
+    scores = [one["metrics"][values["main"]] for one in values["models"]]
+    assert ours["values"] == [scores[1], scores[3]]
+    assert ours["difference"]["mean"] == pytest.approx((scores[1] - scores[0] + scores[3] - scores[2]) / 2)
+    assert run_command(["eval", "s", "test.jsonl"]) == 0
+    assert ours["verdict"].split(":")[0] in " ".join(capsys.readouterr().out.split())
+    assert run_command(["eval", "s", "s/gelu-0"]) == 2
+    assert "evaluate it alone" in capsys.readouterr().err
+
+
+def test_eval_of_runs_says_what_one_seed_shows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_study(create(folder / "s", plan()))
+    runs = ["s/gelu-0", "s/swiglu-0", "s/gelu-1"]
+    assert run_command(["eval", *runs, "test.jsonl"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "C − A" in out
+    assert "One seed each: the intervals hold for these models, not for the change between them" in out
+    assert run_command(["eval", *runs, "test.jsonl", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert [one["model"] for one in values["comparisons"]] == runs[1:]
+    first, _, third = (one["metrics"]["loss"] for one in values["models"])
+    assert values["comparisons"][1]["differences"]["loss"]["value"] == pytest.approx(third - first)

@@ -162,8 +162,8 @@ def create(folder: Path, plan: StudyPlan) -> Study:
     return study
 
 
-def open_study(folder: Path) -> Study:
-    """Open the study in a folder, and import the plugins of its recipe."""
+def open_study(folder: Path, *, imports_plugins: bool = True) -> Study:
+    """Open the study in a folder, and import the plugins of its recipe, which is code: not to read results only."""
     values = read_json_object(folder / STUDY)
     try:
         if values["version"] != VERSION:
@@ -172,7 +172,8 @@ def open_study(folder: Path) -> Study:
         variants = [read(Variant, one, notation=JSON) for one in values["variants"]]
     except (KeyError, TypeError, ValueError) as error:
         raise QkvError(f"{folder / STUDY}: not a study ({shorten(str(error))}); restore the file") from error
-    recipe_file.import_plugins_of(folder / BASE)
+    if imports_plugins:
+        recipe_file.import_plugins_of(folder / BASE)
     return Study(folder, plan, variants)
 
 

@@ -1,7 +1,7 @@
 """The result of a study: a row for each variant, a comparison with the baseline for each of the others, in words."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite, nan
 from typing import Any
@@ -160,6 +160,39 @@ def compare_rows(
     difference = compare_pairs(ours, theirs, confidence)
     verdict = describe_difference(row.name, base.name, metric, is_lower, difference, confidence)
     return Comparison(row.name, base.name, difference, verdict)
+
+
+@dataclass(frozen=True)
+class MetricComparison:
+    """One metric of a variant: its values over the seeds, and the difference from the baseline."""
+
+    metric: str
+    variant: str
+    values: tuple[float, ...]
+    mean: float
+    sd: float | None
+    difference: PairedDifference | None  # None for the baseline
+    verdict: str = ""  # of the main metric
+
+
+def compare_scores(models: Sequence[tuple[str, Mapping[str, float]]], main: str) -> list[MetricComparison]:
+    """Compare the variants of models by each metric. Of each variant, the models are in the order of the seeds."""
+    names = list(dict.fromkeys(variant for variant, _ in models))
+    confidence = 1 - (1 - CONFIDENCE) / max(1, len(names) - 1)
+    found = []
+    for metric in models[0][1]:
+        values = {name: [float(scores[metric]) for variant, scores in models if variant == name] for name in names}
+        for name in names:
+            difference, verdict = None, ""
+            if name != names[0]:
+                difference = compare_pairs(values[name], values[names[0]], confidence)
+                if metric == main:
+                    is_lower = lower_is_better(metric)
+                    verdict = describe_difference(name, names[0], metric, is_lower, difference, confidence)
+            found.append(
+                MetricComparison(metric, name, tuple(values[name]), *mean_and_sd(values[name]), difference, verdict)
+            )
+    return found
 
 
 def describe_difference(
