@@ -36,14 +36,17 @@ NOTES = {
 
 
 class Quote(NamedTuple):
-    """A sentence of lecture notes, and the short name of the notes (`NOTES`). A remark corrects the sentence."""
+    """A sentence, and where it is from: the short name of lecture notes (`NOTES`), or any other source.
+
+    A remark corrects the sentence.
+    """
 
     text: str
     source: str
     remark: str = ""
 
     def __str__(self) -> str:
-        return f"“{self.text}” ({NOTES[self.source]}{'; ' if self.remark else ''}{self.remark})"
+        return f"“{self.text}” ({NOTES.get(self.source, self.source)}{'; ' if self.remark else ''}{self.remark})"
 
 
 class Check(NamedTuple):

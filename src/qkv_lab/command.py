@@ -40,11 +40,12 @@ def lab(
         qkv lab score-scaling
         qkv lab attention-cost recall --size full --seeds 5
         qkv lab --all --size mini --out runs/mini
+        qkv lab my_claim.py
 
     Parameters
     ----------
     names
-        The names of claims.
+        The names of claims, or files with claims of your own.
     all
         Run all claims. Without --data, claims that need data are skipped; with --again, so are those with results from
         data.

@@ -16,6 +16,7 @@ import torch
 from qkv import QkvError, UsageError, __version__
 from qkv.files import read_json_object, write_atomically
 from qkv.progress import OnStage
+from qkv.tasks.study.engine import run_missing
 from qkv_lab.claim import Check, Claim, Size
 from qkv_lab.experiment import Experiment
 from qkv_lab.table import Point, Table
@@ -123,14 +124,18 @@ def run_claim(
         if earlier.settings == settings and (earlier.data == result.data or (data is None and is_complete)):
             result = earlier
     result.points = {seed: points for seed, points in result.points.items() if seed < wanted}
-    for seed in range(wanted):
-        if seed in result.points:
-            continue
+
+    def run(seed: int) -> list[Point]:
         before = time.perf_counter()
-        result.points[seed] = run_seed(claim, size, seed, data, progress)
+        points = run_seed(claim, size, seed, data, progress)
         result.seconds += time.perf_counter() - before
+        return points
+
+    def save(seed: int) -> None:
         if path is not None:
             result.save(path)
+
+    run_missing(range(wanted), result.points, run, save)
     return result
 
 

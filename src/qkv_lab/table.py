@@ -6,10 +6,7 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 from qkv.errors import suggest_name
-
-# Student's t for a confidence of 95 %, by degrees of freedom (number of seeds − 1).
-T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-NORMAL_95 = 1.960
+from qkv.tasks.study.paired import t_quantile
 
 
 class Point(NamedTuple):
@@ -94,8 +91,7 @@ def half_interval(values: Sequence[float]) -> float:
     """
     if len(values) < 2:
         return 0.0
-    t = T_95[len(values) - 2] if len(values) - 2 < len(T_95) else NORMAL_95
-    return t * stdev(values) / math.sqrt(len(values))
+    return t_quantile(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
 
 
 def fit_exponent(xs: Sequence[float], ys: Sequence[float]) -> float:

@@ -212,3 +212,41 @@ def test_running_everything_again_keeps_results_that_were_made_with_data(
     assert calls == [0, 0]
     assert cli.run_command([*arguments, "--again", "--data", str(tmp_path / "lines.txt")]) == 0
     assert calls == [0, 0, 0, 0], "a control: with --data, it is run again"
+
+
+OWN_CLAIM = """
+from dataclasses import dataclass
+from qkv_lab.claim import Chart, Check, Claim, Quote
+from qkv_lab.table import Point
+
+@dataclass(frozen=True)
+class Settings:
+    steps: int = 2
+
+def run(experiment):
+    yield Point("loss", "mine", 1, experiment.seed + 1.0)
+
+def check(table):
+    return [Check("it is above 0", table.mean("loss", "mine", 1) > 0, "it is")]
+
+CLAIM = Claim(
+    name="mine", chapter="training", title="Mine", quotes=(Quote("It is so.", "Me 2026"),), question="Is it?",
+    method="It is measured.", lesson="It is.", limits="None.",
+    settings=dict.fromkeys(("mini", "small", "full"), Settings()),
+    run=run, check=check, charts=(Chart(measure="loss", x="x"),), example=lambda: None,
+)
+"""
+
+
+def test_a_claim_of_ones_own_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "my_claim.py").write_text(OWN_CLAIM)
+    arguments = ["lab", str(tmp_path / "my_claim.py"), "--size", "mini", "--seeds", "2", "--out", str(tmp_path)]
+    assert cli.run_command([*arguments, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["verdict"], found["points"]["1"]) == ("holds", [["loss", "mine", 1, 2.0]])
+    assert cli.run_command(arguments) == 0
+    assert "Me 2026" in capsys.readouterr().out
+    for name, message in (("no.py", "no such file"), ("empty.py", "has no CLAIM")):
+        (tmp_path / "empty.py").write_text("")
+        with pytest.raises(UsageError, match=message):
+            find_claim(str(tmp_path / name))
