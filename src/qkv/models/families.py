@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from qkv.blocks import Embedding, Head, Stack, initialise, make_stack
+from qkv.blocks import Embedding, Head, initialise, make_stack
 from qkv.errors import UsageError, shorten
 from qkv.models.config import Config
 from qkv.models.network import Network
@@ -25,16 +25,6 @@ class Decoder(Network):
         self.decoder = make_stack(config.decoder, name="decoder", causal=True)
         self.head = Head(config.head, config.decoder, self.embedding.token)
 
-    @property
-    def stacks(self) -> dict[str, Stack]:
-        """The decoder."""
-        return {"decoder": self.decoder}
-
-    @property
-    def embeddings(self) -> dict[str, Embedding]:
-        """The embedding of the decoder."""
-        return {"decoder": self.embedding}
-
 
 class Encoder(Network):
     """Encoder-only (BERT): inputs → embedding → stack → head.
@@ -48,16 +38,6 @@ class Encoder(Network):
         self.embedding = Embedding(config.encoder)
         self.encoder = make_stack(config.encoder, name="encoder", causal=False)
         self.head = Head(config.head, config.encoder, self.embedding.token)
-
-    @property
-    def stacks(self) -> dict[str, Stack]:
-        """The encoder."""
-        return {"encoder": self.encoder}
-
-    @property
-    def embeddings(self) -> dict[str, Embedding]:
-        """The embedding of the encoder."""
-        return {"encoder": self.embedding}
 
 
 class Seq2Seq(Network):
@@ -77,11 +57,6 @@ class Seq2Seq(Network):
             self.target_embedding.token = self.source_embedding.token
         self.decoder = make_stack(config.decoder, name="decoder", causal=True, cross=True)
         self.head = Head(config.head, config.decoder, self.target_embedding.token)
-
-    @property
-    def stacks(self) -> dict[str, Stack]:
-        """The encoder, then the decoder."""
-        return {"encoder": self.encoder, "decoder": self.decoder}
 
     @property
     def embeddings(self) -> dict[str, Embedding]:

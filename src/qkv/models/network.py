@@ -25,6 +25,8 @@ from qkv.errors import UsageError
 from qkv.models.config import Config
 from qkv.models.runtime import check_length
 
+STACK_NAMES = {"encoder": ("encoder",), "decoder": ("decoder",), "seq2seq": ("encoder", "decoder")}
+
 
 class Network(nn.Module):
     """inputs → embedding and front ends → stack → head. The families are `Encoder`, `Decoder` and `Seq2Seq`.
@@ -32,6 +34,7 @@ class Network(nn.Module):
     Wherever a network takes `Inputs`, it accepts a tensor of ids (B, T), too: each sequence is then one document.
     """
 
+    embedding: Embedding  # of the only stack; an encoder-decoder has two
     head: Head
 
     def __init__(self, config: Config) -> None:
@@ -44,12 +47,12 @@ class Network(nn.Module):
     @property
     def stacks(self) -> dict[str, Stack]:
         """The stacks by name, "encoder" or "decoder", in the order in which they run. The last is under the head."""
-        raise NotImplementedError
+        return {name: getattr(self, name) for name in STACK_NAMES[self.config.family]}
 
     @property
     def embeddings(self) -> dict[str, Embedding]:
         """The embedding of each stack, by the name of the stack."""
-        raise NotImplementedError
+        return dict.fromkeys(STACK_NAMES[self.config.family], self.embedding)
 
     @property
     def output_stack(self) -> Stack:
