@@ -85,10 +85,6 @@ class Int4Linear(QuantizedLinear):
         tensors = [self.packed_weight, self.scale_zero, *([] if self.bias is None else [self.bias])]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    def extra_repr(self) -> str:
-        """The sizes, for the module's `repr`."""
-        return f"in_features={self.in_features}, out_features={self.out_features}"
-
 
 def fits_int4(linear: nn.Linear) -> bool:
     """Return whether the inputs of a linear map form whole groups."""

@@ -63,10 +63,6 @@ class Int8Linear(QuantizedLinear):
         """The bytes of the packed weights, which are not a parameter, and of scale, bias and weight sum per output."""
         return self.in_features * self.out_features + 12 * self.out_features
 
-    def extra_repr(self) -> str:
-        """The sizes, for the module's `repr`."""
-        return f"in_features={self.in_features}, out_features={self.out_features}"
-
 
 def to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize a weight (O, I) to int8 with one scale per output (O,), so that weight ≈ scale · int8.

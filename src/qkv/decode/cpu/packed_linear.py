@@ -55,6 +55,10 @@ class QuantizedLinear(nn.Module):
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """Return residual + self(x), in one pass over the memory if the kernel allows it."""
 
+    def extra_repr(self) -> str:
+        """The sizes, for the module's `repr`."""
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
     def __deepcopy__(self, memo: dict[int, object]) -> "QuantizedLinear":
         return self
 
