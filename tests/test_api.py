@@ -109,11 +109,9 @@ def test_logits_are_the_networks(family: str) -> None:
     assert not out.requires_grad
 
 
-def test_logits_of_an_encoder_decoder_need_a_source() -> None:
+def test_logits_of_an_encoder_decoder_are_the_networks() -> None:
     small = model("seq2seq")
     assert torch.equal(small.logits(IDS, source=IDS[:, :3]), small.network(Inputs(IDS, source=Inputs(IDS[:, :3]))))
-    with pytest.raises(UsageError, match="give source= as well as the ids of the target"):
-        small.logits(IDS)
 
 
 def test_logits_take_plain_lists() -> None:
@@ -208,17 +206,6 @@ def test_source_ids_are_checked_against_the_source_vocabulary() -> None:
         small.hidden([[50]])
 
 
-def test_sources_and_targets_must_be_equally_many() -> None:
-    with pytest.raises(UsageError, match="source has 1 sequences and ids has 2"):
-        model("seq2seq").logits(IDS, source=IDS[:1])
-
-
-@pytest.mark.parametrize("family", ["encoder", "decoder"])
-def test_a_source_for_a_model_with_one_stack_is_refused(family: str) -> None:
-    with pytest.raises(UsageError, match=f"source= is for an encoder-decoder; this model is {family}"):
-        model(family).logits(IDS, source=IDS)
-
-
 @pytest.mark.parametrize(
     ("mask", "match"),
     [
@@ -236,32 +223,40 @@ def test_an_invalid_mask_is_refused_with_its_value(mask: Any, match: str) -> Non
         assert match in str(error.value)
 
 
+LONG_IDS = torch.zeros(1, 65, dtype=torch.long)
+TYPED = {"token_types": 2}
+NO_TYPES = "token_type_ids= is for an encoder with token types; this model has none"
+
+
 @pytest.mark.parametrize(
-    ("types", "match"),
+    ("family", "choices", "ids", "inputs", "match"),
     [
-        ([[0, 0, 2, 0]] * 2, "token_type_ids: 2 is not one of this model's 2 token types (0 … 1)"),
-        ([[0, -1, 0, 0]] * 2, "token_type_ids: -1 is not one of this model's 2 token types"),
-        ([[0.5, 0, 0, 0]] * 2, "token_type_ids: torch.float32 is not one of this model's 2 token types"),
-        ([[0, 0]] * 2, "token_type_ids: shape (2, 2) does not match the shape of the ids, (2, 4)"),
+        *(
+            ("encoder", TYPED, IDS, {"token_type_ids": types}, f"token_type_ids: {match}")
+            for types, match in [
+                ([[0, 0, 2, 0]] * 2, "2 is not one of this model's 2 token types (0 … 1)"),
+                ([[0, -1, 0, 0]] * 2, "-1 is not one of this model's 2 token types"),
+                ([[0.5, 0, 0, 0]] * 2, "torch.float32 is not one of this model's 2 token types"),
+                ([[0, 0]] * 2, "shape (2, 2) does not match the shape of the ids, (2, 4)"),
+            ]
+        ),
+        ("encoder", {}, IDS, {"token_type_ids": torch.zeros_like(IDS)}, NO_TYPES),
+        ("decoder", {}, IDS, {"token_type_ids": torch.zeros_like(IDS)}, NO_TYPES),
+        ("seq2seq", {}, IDS, {"token_type_ids": torch.zeros_like(IDS), "source": IDS}, NO_TYPES),
+        ("encoder", {}, IDS, {"source": IDS}, "source= is for an encoder-decoder; this model is encoder"),
+        ("decoder", {}, IDS, {"source": IDS}, "source= is for an encoder-decoder; this model is decoder"),
+        ("seq2seq", {}, IDS, {}, "give source= as well as the ids of the target"),
+        ("seq2seq", {}, IDS, {"source": IDS[:1]}, "source has 1 sequences and ids has 2"),
+        # Trap 26: a text that is too long is not cut.
+        ("decoder", {"position": "learned"}, LONG_IDS, {}, "65 tokens are more than the 64 positions"),
     ],
 )
-def test_invalid_token_types_are_refused_with_their_value(types: Any, match: str) -> None:
+def test_inputs_that_a_model_cannot_read_are_refused(
+    family: str, choices: dict[str, Any], ids: torch.Tensor, inputs: dict[str, Any], match: str
+) -> None:
     with pytest.raises(UsageError) as error:
-        model("encoder", token_types=2).logits(IDS, token_type_ids=types)
+        model(family, **choices).logits(ids, **inputs)
     assert match in str(error.value)
-
-
-@pytest.mark.parametrize("family", ["encoder", "decoder", "seq2seq"])
-def test_token_types_for_a_model_without_them_are_refused(family: str) -> None:
-    source = IDS if family == "seq2seq" else None
-    with pytest.raises(UsageError, match="token_type_ids= is for an encoder with token types; this model has none"):
-        model(family).logits(IDS, source=source, token_type_ids=torch.zeros_like(IDS))
-
-
-def test_a_text_beyond_learned_positions_is_refused_not_cut() -> None:
-    """Trap 26, for `logits`."""
-    with pytest.raises(UsageError, match="65 tokens are more than the 64 positions"):
-        model("decoder", position="learned").logits(torch.zeros(1, 65, dtype=torch.long))
 
 
 # ── Vectors ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -300,11 +295,8 @@ def test_texts_embedded_in_batches_equal_texts_embedded_alone(tokenizer: Tokeniz
         assert close(vector, small.network(torch.tensor([tokenizer.encode(text)]))[0])
 
 
-def test_one_text_is_one_vector(tokenizer: Tokenizer) -> None:
+def test_one_text_is_one_vector_and_an_empty_list_gives_none(tokenizer: Tokenizer) -> None:
     assert embedder(tokenizer).embed("a").shape == (16,)
-
-
-def test_an_empty_list_of_texts_gives_no_vectors(tokenizer: Tokenizer) -> None:
     assert embedder(tokenizer).embed([]).shape == (0, 16)
 
 

@@ -83,25 +83,25 @@ def test_the_display_before_the_first_report():
     assert shown[-1] == " waiting for the first step"
 
 
-def test_a_resumed_run_starts_at_its_step():
-    shown = picture(display(start=replace(START, step=300), steps=(), evaluations=(), sample=None))
-    assert shown[2].endswith("step 300 of 1,000")
+WORSE = replace(EVAL, step=540, metrics={"exact": 0.5}, is_best=False)
+NOT_BEGUN = {"start": replace(START, step=300), "steps": (), "evaluations": (), "sample": None}
 
 
-def test_a_budget_in_minutes_has_no_number_of_steps():
-    shown = picture(display(start=replace(START, steps=0, minutes=2.0)))
-    assert shown[2].endswith("54 %   0:52 left   step 540")
-
-
-def test_the_number_of_trainable_parameters_is_shown():
-    assert "1.1 million parameters, 4,096 trainable" in picture(display(start=replace(START, trainable=4096)))[1]
-
-
-def test_the_best_evaluation_is_shown():
-    worse = replace(EVAL, step=540, metrics={"exact": 0.5}, is_best=False)
-    assert picture(display(evaluations=(EVAL, worse)))[5] == (
-        " validation   exact 0.5000   █▁   step 540, best 0.9530 at 500"
-    )
+@pytest.mark.parametrize(
+    ("changes", "number", "line"),
+    [
+        (NOT_BEGUN, 2, f" {'─' * 48}    0 %   step 300 of 1,000"),
+        ({"start": replace(START, steps=0, minutes=2.0)}, 2, f" {'━' * 26}{'─' * 22}   54 %   0:52 left   step 540"),
+        ({"start": replace(START, trainable=4096)}, 1, " runs/dates   1.1 million parameters, 4,096 trainable   cpu"),
+        ({"evaluations": (EVAL, WORSE)}, 5, " validation   exact 0.5000   █▁   step 540, best 0.9530 at 500"),
+        ({"evaluations": (replace(EVAL, metrics={}),)}, 5, " validation   nothing measured yet"),
+        ({"evaluations": (replace(EVAL, samples=[WRONG]),), "sample": None}, -1, " expected     1998-03-03"),
+        ({"sample": Sample("", "Once upon a time", "")}, -1, " predicted    Once upon a time"),
+    ],
+    ids=["resumed", "minutes", "trainable", "worse", "no metrics", "sample of the evaluation", "nothing expected"],
+)
+def test_a_line_of_the_display(changes, number, line):
+    assert picture(display(**changes))[number] == line
 
 
 def test_a_wrong_prediction_is_shown_with_the_expected_text():
@@ -110,14 +110,6 @@ def test_a_wrong_prediction_is_shown_with_the_expected_text():
         " predicted ✗  1998-03-30",
         " expected     1998-03-03",
     ]
-
-
-def test_a_sample_without_an_expected_text_has_no_mark():
-    assert picture(display(sample=Sample("", "Once upon a time", "")))[-1] == " predicted    Once upon a time"
-
-
-def test_a_sample_of_the_evaluation_is_shown():
-    assert picture(display(evaluations=(replace(EVAL, samples=[WRONG]),), sample=None))[-1].endswith("1998-03-03")
 
 
 @pytest.mark.parametrize("text", ["٣ مارس ١٩٩٨ م", "ג׳ במרץ 1998"])
@@ -165,10 +157,6 @@ def test_no_line_is_wider_than_the_terminal(
     )
     assert all(cell_len(line) <= width for line in shown)
     assert 9 <= len(shown) <= 15
-
-
-def test_an_evaluation_without_metrics():
-    assert picture(display(evaluations=(replace(EVAL, metrics={}),)))[5] == " validation   nothing measured yet"
 
 
 # The terminal

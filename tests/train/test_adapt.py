@@ -168,13 +168,6 @@ def test_what_is_frozen_gets_no_addition():
     assert all(name.startswith("decoder.") for name in trained)
 
 
-def test_nothing_left_to_add_to_is_refused():
-    net = network()
-    freeze(net, ["*"])
-    with pytest.raises(UsageError, match="all layers are frozen"):
-        add_lora(net, 2, 4.0, ON)
-
-
 def test_a_tap_sees_the_additions():
     net = network()
     ids = torch.arange(6).view(1, 6)
@@ -189,11 +182,16 @@ def test_a_tap_sees_the_additions():
         torch.testing.assert_close(seen[site], after[site], rtol=1e-5, atol=1e-5)
 
 
-def test_matrices_that_are_not_there_are_refused():
-    with pytest.raises(UsageError, match=r"no linear layer matches '\*.qvk'; there are .*\*.attention.qkv"):
-        add_lora(network(), 2, 4.0, ["*.qvk"])
-
-
-def test_a_rank_below_one_is_refused():
-    with pytest.raises(UsageError, match="lora_rank = 0"):
-        add_lora(network(), 0, 4.0, ON)
+@pytest.mark.parametrize(
+    ("rank", "targets", "frozen", "message"),
+    [
+        (2, ["*.qvk"], [], r"no linear layer matches '\*.qvk'; there are .*\*.attention.qkv"),
+        (2, ON, ["*"], "all layers are frozen"),
+        (0, ON, [], "lora_rank = 0"),
+    ],
+)
+def test_additions_to_nothing_or_of_no_rank_are_refused(rank, targets, frozen, message):
+    net = network()
+    freeze(net, frozen)
+    with pytest.raises(UsageError, match=message):
+        add_lora(net, rank, 4.0, targets)

@@ -167,15 +167,10 @@ def test_a_window_that_shows_nothing_else_is_refused(name, keys):
         read_config(ARCHITECTURES[name], {**theirs_of(name, ARCHITECTURES[name].heads[0].class_name), **keys})
 
 
-@pytest.mark.parametrize(("name", "key"), [("mistral", "sliding_window"), ("qwen2", "sliding_window")])
-def test_no_window_is_no_window(name, key):
-    theirs = {**theirs_of(name, ARCHITECTURES[name].heads[0].class_name), key: None}
-    assert read_config(ARCHITECTURES[name], theirs).stack.sliding_window == 0
-
-
-def test_their_window_counts_the_token_itself():
-    theirs = {**theirs_of("mistral", "MistralForCausalLM"), "sliding_window": 5}
-    assert read_config(ARCHITECTURES["mistral"], theirs).stack.sliding_window == 4
+@pytest.mark.parametrize(("name", "window", "distance"), [("mistral", None, 0), ("qwen2", None, 0), ("mistral", 5, 4)])
+def test_their_window_counts_the_token_itself_and_no_window_is_no_limit(name, window, distance):
+    theirs = {**theirs_of(name, ARCHITECTURES[name].heads[0].class_name), "sliding_window": window}
+    assert read_config(ARCHITECTURES[name], theirs).stack.sliding_window == distance
 
 
 # ── Wrong values ─────────────────────────────────────────────────────────────────────────────────────────────────
