@@ -31,9 +31,9 @@ import qkv
 from decode_llama import compare
 from qkv.blocks import HeadConfig, StackConfig
 from qkv.decode import GenerationOptions, generate, quantize
-from qkv.decode.cpu.bfloat16 import ISA_VARIABLE, WITHOUT_AMX, supports_bfloat16
 from qkv.decode.runner import ModelRunner
 from qkv.models import Config, Network, Seq2Seq
+from qkv.models.bfloat16 import ISA_VARIABLE, WITHOUT_AMX, supports_bfloat16
 from qkv_bench.machine import machine_name
 
 END = 0

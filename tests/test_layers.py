@@ -11,7 +11,7 @@ PLUGINS = ("qkv_bench", "qkv_lab", "qkv_translation")
 """Packages beside qkv: they may import qkv, and qkv never imports them."""
 
 # The packages of qkv that each package may import, besides itself and EVERYONE. Some packages do not exist yet.
-EVERYONE = {"errors", "files", "lazy", "plugins", "progress", "sandbox", "tables", "values"}
+EVERYONE = {"errors", "files", "lazy", "openmp", "plugins", "progress", "sandbox", "tables", "values"}
 MAY_IMPORT: dict[str, set[str]] = {
     "text": set(),
     "page": set(),

@@ -9,6 +9,7 @@
 Torch is imported when a name that needs it is first used, so that `import qkv` and `qkv --help` are fast.
 """
 
+import os
 from importlib import import_module
 from inspect import Signature, getdoc, signature
 from types import ModuleType
@@ -16,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from qkv.errors import QkvError, UsageError
 from qkv.lazy import lazy_names
+from qkv.openmp import limit_spinning
+
+limit_spinning(os.environ, busy=False)  # torch reads it when it is imported
 
 if TYPE_CHECKING:
     from qkv.api import Model, load, new, report, train

@@ -7,8 +7,8 @@ import torch
 
 from qkv import Config, QkvError, UsageError
 from qkv.decode import WeightPrecision
-from qkv.decode.cpu.bfloat16 import ISA_VARIABLE, WITHOUT_AMX, supports_bfloat16
 from qkv.errors import suggest_name
+from qkv.models.bfloat16 import ISA_VARIABLE, WITHOUT_AMX, supports_bfloat16
 from qkv.models.runtime import free_memory
 from qkv.models.tables.summary import summarise_model
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from qkv.decode import quantize
-from qkv.decode.cpu.bfloat16 import supports_bfloat16
 from qkv.models import Network
+from qkv.models.bfloat16 import supports_bfloat16
 from qkv.models.runtime import free_memory
 from qkv_bench.throughput import BenchProgress, BenchResult, Precision, PrecisionBench, measure_one_sequence
 

@@ -1,7 +1,5 @@
 """The precision of a run on a CPU is measured once, and kept."""
 
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from qkv.models import Config, build
 from qkv.train import precision, setup
 from qkv.train.loss.training_module import TrainingModule
 from qkv.train.parallel.world import World
-from qkv.train.precision import can_multiply_bfloat16, choose_precision, time_pass
+from qkv.train.precision import choose_precision, time_pass
 from qkv.train.recipe.schema import ObjectiveSection, TrainSection
 from qkv.train.run.folder import RunFolder
 
@@ -29,7 +27,7 @@ def fast_bfloat16(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return {"float32": 4.0, "bfloat16": 1.0}[precision]
 
     monkeypatch.setattr(precision, "time_pass", fake)
-    monkeypatch.setattr(precision, "can_multiply_bfloat16", lambda: True)
+    monkeypatch.setattr(precision, "has_bfloat16_instructions", lambda: True)
     return timed
 
 
@@ -86,42 +84,9 @@ def test_small_and_recurrent_models_are_not_measured(
 def test_a_processor_without_it_is_not_measured(
     fast_bfloat16: list[str], data: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "can_multiply_bfloat16", lambda: False)
+    monkeypatch.setattr(precision, "has_bfloat16_instructions", lambda: False)
     assert choose_precision(TrainSection(), World(), module(), None) == ("float32", "")  # type: ignore[arg-type]
     assert not fast_bfloat16
-
-
-@pytest.fixture
-def uncached() -> Iterator[None]:
-    can_multiply_bfloat16.cache_clear()
-    yield
-    can_multiply_bfloat16.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("flags", "exit_code", "expected", "tried"),
-    [
-        ("fpu avx2 avx512f", 0, False, False),
-        ("avx512f avx512_bf16", 1, True, False),
-        ("asimd bf16", 1, True, False),
-        ("avx512_bf16 amx_bf16", 0, True, True),
-        ("avx512_bf16 amx_bf16", -4, False, True),  # an illegal instruction
-    ],
-)
-def test_amx_is_tried_in_another_process(
-    flags: str, exit_code: int, expected: bool, tried: bool, uncached: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-
-    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[bytes]:
-        calls.append(command)
-        return subprocess.CompletedProcess(command, exit_code)
-
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    monkeypatch.setattr(precision, "cpu_flags", lambda: set(flags.split()))
-    monkeypatch.setattr(subprocess, "run", run)
-    assert can_multiply_bfloat16() == expected
-    assert bool(calls) == tried
 
 
 def test_a_resumed_run_keeps_the_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +112,7 @@ def test_a_measurement_changes_neither_weights_nor_random_numbers(
 ) -> None:
     """The real measurement, on the first batch of a tiny run: afterwards all is as before."""
     monkeypatch.setattr(precision, "MIN_PARAMETERS", 0)
-    monkeypatch.setattr(precision, "can_multiply_bfloat16", lambda: True)
+    monkeypatch.setattr(precision, "has_bfloat16_instructions", lambda: True)
     prepare_module, seen = setup.prepare_module, []
 
     def choose(section: TrainSection, world: World, module: TrainingModule, data: object) -> tuple[str, str]:

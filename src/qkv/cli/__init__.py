@@ -14,10 +14,10 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError
 
 from qkv import __version__
-from qkv.cli.openmp import BUSY_FRACTION, fraction_in_use, limit_spinning
 from qkv.cli.plugins import import_installed_plugins, register_plugins, take_imports
 from qkv.cli.shared import HELP, fast_imports
 from qkv.errors import QkvError, UsageError, shorten, suggest_name
+from qkv.openmp import BUSY_FRACTION, fraction_in_use, limit_spinning
 from qkv.plugins import import_inherited, import_plugins
 from qkv.render.console import NoColorConsole, protect_terminal
 

@@ -5,12 +5,7 @@ model loses more by conversions than it gains. So a forward and backward pass of
 both. The decision is made once, when a run starts, and every checkpoint keeps it.
 """
 
-import os
-import subprocess
-import sys
 import time
-from functools import cache
-from pathlib import Path
 
 import torch
 
@@ -18,6 +13,7 @@ from qkv.data.load.batch import Batch
 from qkv.data.load.loader import Loader
 from qkv.data.stream.sequences import SequenceStream
 from qkv.models import Network
+from qkv.models.bfloat16 import has_bfloat16_instructions
 from qkv.train.loss.training_module import TrainingModule, make_labelled_batch
 from qkv.train.parallel.world import World
 from qkv.train.recipe.schema import TrainSection
@@ -29,9 +25,6 @@ MIN_SPEEDUP = 1.1
 """bfloat16 rounds more, so it must be at least this much faster."""
 PROBE_FLOPS = 2e10
 """The measured part of a batch takes about this many operations, but has at least one sequence."""
-BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
-"""What /proc/cpuinfo calls processors that multiply bfloat16: AVX-512, AMX, and ARM's."""
-PROBE_PRODUCT = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
 
 
 def choose_precision(
@@ -41,7 +34,7 @@ def choose_precision(
     parameters = sum(parameter.numel() for parameter in module.network.parameters())
     if section.precision != "auto" or world.device.type != "cpu" or world.is_sharded:
         return resolve_precision(section, world.device), ""
-    if parameters < MIN_PARAMETERS or module.network.config.is_recurrent or not can_multiply_bfloat16():
+    if parameters < MIN_PARAMETERS or module.network.config.is_recurrent or not has_bfloat16_instructions():
         return "float32", ""
     batch = probe_batch(next(iter(Loader(data))), parameters)
     seconds = {"float32": float("inf"), "bfloat16": float("inf")}
@@ -81,23 +74,3 @@ def set_residual_dtype(network: Network, section: TrainSection, precision: str) 
     in_bfloat16 = precision == "bfloat16" and section.residual_dtype in ("auto", "bfloat16")
     for stack in network.stacks.values():
         stack.residual_dtype = torch.bfloat16 if in_bfloat16 else None
-
-
-@cache
-def can_multiply_bfloat16() -> bool:
-    """Whether this processor has instructions for products in bfloat16, and they work.
-
-    Some virtual machines list AMX and then end the process at its first instruction, so another process tries it.
-    """
-    flags = cpu_flags()
-    if not flags & BFLOAT16_FLAGS:
-        return False
-    if "amx_bf16" not in flags or "ONEDNN_MAX_CPU_ISA" in os.environ:
-        return True
-    return subprocess.run([sys.executable, "-c", PROBE_PRODUCT], capture_output=True, check=False).returncode == 0
-
-
-def cpu_flags() -> set[str]:
-    """The names of the processor's features; empty if the system does not list them."""
-    info = Path("/proc/cpuinfo")
-    return set(info.read_text().split()) if info.exists() else set()

@@ -6,6 +6,7 @@ B batch, T sequence length, C model width, V outputs
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -17,8 +18,9 @@ from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.objectives import IGNORE_INDEX, FlatExamples
 from qkv.data.objectives.classification import ClassificationObjective
 from qkv.errors import UsageError
-from qkv.models import Config
+from qkv.models import Config, Network
 from qkv.progress import OnProgress
+from qkv.tasks.run.fast_network import choose_fast_network
 from qkv.tasks.text_model import TextModel
 
 TextOrPair = str | tuple[str, str]
@@ -52,16 +54,20 @@ def batches(
 
 
 class ExampleBatches:
-    """Runs a network on examples, batch by batch. Call its methods inside `eval_mode(network)`."""
+    """Runs a network on examples, batch by batch. Call its methods inside `eval_mode(network)`.
 
-    def __init__(self, model: TextModel, examples: FlatExamples, pad_token_id: int) -> None:
+    With `exact`, all numbers are computed in the dtype of the weights. Otherwise the hidden states of many texts may be
+    computed in bfloat16.
+    """
+
+    def __init__(self, model: TextModel, examples: FlatExamples, pad_token_id: int, *, exact: bool = False) -> None:
         self.model, network = model, model.network
         if network.has_source:
             raise UsageError(
                 "this model is an encoder-decoder, but the task needs an encoder-only or decoder-only model; use "
                 "another model"
             )
-        self.network = network
+        self.network, self.exact = network, exact or model.tap is not None
         self.lengths = examples.lengths
         self.pad_token_id = pad_token_id
         self.ids = self._split(examples.ids)
@@ -89,7 +95,17 @@ class ExampleBatches:
 
     def hidden(self, chosen: Sequence[int], selected: Tensor | None = None) -> tuple[Tensor, SequenceLayout]:
         """The hidden states (B, T, C) of the chosen examples, or (N, C) of `selected` positions, and the layout."""
-        return self.network.hidden(self.inputs(chosen), selected=selected, tap=self.model.tap)
+        x, layout = self.fast_network.hidden(self.inputs(chosen), selected=selected, tap=self.model.tap)
+        return (x if self.fast_network is self.network else x.float()), layout
+
+    @cached_property
+    def fast_network(self) -> Network:
+        """The network that computes hidden states: the model's own, or a faster copy."""
+        if self.exact:
+            return self.network
+        middle = np.argsort(self.lengths, kind="stable")[len(self.lengths) // 2 :][: self.model.batch_size]
+        inputs = self.inputs([int(i) for i in middle])
+        return choose_fast_network(self.network, int(self.lengths.sum()), lambda network: network.hidden(inputs))
 
     def outputs(self, chosen: Sequence[int]) -> Tensor:
         """The outputs of the head in float32 or better: (B, V) for a head that pools, else (B, T, V)."""

@@ -90,7 +90,7 @@ def compute_token_losses(
 ) -> TokenLosses:
     """Run the model on all windows of the texts. The predictions of the first `num_shown` windows are kept."""
     windows = objective.build(np.arange(objective.num_examples(rng)), rng)
-    batched, units = ExampleBatches(model, windows, objective.pad_token_id), TextUnits(texts)
+    batched, units = ExampleBatches(model, windows, objective.pad_token_id, exact=True), TextUnits(texts)
     unit_of_label = label_units(objective, batched, units, rng)
     tokens = np.bincount(np.concatenate(unit_of_label), minlength=units.num_units)
     found = TokenLosses(batched, units, np.zeros(units.num_units), tokens, np.zeros(units.num_units))

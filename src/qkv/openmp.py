@@ -2,8 +2,8 @@
 
 On Linux, torch uses libgomp's threads. Before an idle thread sleeps, it spins for milliseconds, which is fastest while
 the cores are free. If other programs use the cores, a spinning thread can keep a working thread from its core, and a
-training step takes a hundred times as long. So our threads spin only briefly, or not at all if the cores are already in
-use. Results do not depend on this.
+training step takes a hundred times as long. So threads spin only briefly if qkv is imported before torch, and commands
+let them not spin at all if the cores are already in use. Results do not depend on this.
 """
 
 import os
@@ -26,8 +26,9 @@ def limit_spinning(environment: MutableMapping[str, str], busy: bool) -> None:
     >>> environment
     {'GOMP_SPINCOUNT': '5000'}
     """
-    if "OMP_WAIT_POLICY" not in environment:
-        environment.setdefault("GOMP_SPINCOUNT", str(0 if busy else SPIN_COUNT))
+    ours = str(SPIN_COUNT)
+    if "OMP_WAIT_POLICY" not in environment and environment.get("GOMP_SPINCOUNT", ours) == ours:
+        environment["GOMP_SPINCOUNT"] = "0" if busy else ours
 
 
 def fraction_in_use(seconds: float = 0.1) -> float:

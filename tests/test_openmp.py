@@ -6,9 +6,8 @@ import sys
 
 import pytest
 
-from qkv import cli
-from qkv.cli import openmp
-from qkv.cli.openmp import SPIN_COUNT, busy_seconds, fraction_in_use, limit_spinning
+from qkv import cli, openmp
+from qkv.openmp import SPIN_COUNT, busy_seconds, fraction_in_use, limit_spinning
 
 NAMES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 PROGRAM = "from qkv import cli; cli.run_command = lambda: __import__('torch').get_num_threads() * 0; cli.main()"
