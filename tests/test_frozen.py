@@ -22,8 +22,8 @@ kind outputs labels pool dense dense_bias dense_norm tied bias scale normalize m
 out_of_scope next_sentence_classes dropout
 """
 CONFIG = """
-encoder decoder head front_ends share_embeddings pad_token_id decoder_start_token_id eos_token_ids architecture
-reads_sentences reads_pairs task text_processor
+encoder decoder head front_ends back_ends share_embeddings pad_token_id decoder_start_token_id eos_token_ids
+architecture reads_sentences reads_pairs task text_processor
 """
 SCALING = "kind factor low_freq_factor high_freq_factor original_max_positions"
 RECIPE = {

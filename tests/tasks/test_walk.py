@@ -60,7 +60,7 @@ WALKS = {
     "metric": Walk(("train.metric=same_length", "train.final=best"), "translate", "pairs.tsv"),
     "reader": Walk((), file="book.fasta"),
     "front end": Walk(("objective.kind=captions", "data.columns={image='squares', text='text'}"), file="squares.jsonl"),
-    "back end": Walk(()),
+    "decoding backend": Walk(()),
     "task": Walk((), "shout", "pairs.tsv"),
 }
 
@@ -162,7 +162,7 @@ def check_generation(name: str, model: qkv.Model) -> None:
     calls.clear()
     texts = ["the cat", "a"]
     results = model.generate(texts, max_tokens=4, min_tokens=4)
-    assert bool(calls), "the registered back end runs every call"
+    assert bool(calls), "the registered backend runs every call"
     for text, result in zip(texts, results, strict=True):
         ids = model.tokenizer.encode(text)  # type: ignore[union-attr]
         if model.config.family == "seq2seq":

@@ -207,7 +207,7 @@ qkv.register("schedule", "triangle", triangle)
 qkv.register("objective", "z_loss", replace(causal_lm.SPEC, name="z_loss", loss=z_loss))
 qkv.register("metric", "same_length", same_length, tasks="translate")
 qkv.register("reader", "fasta", read_fasta, extensions=(".fasta",))
-qkv.register("back end", "noting", Backend("noting", generate_and_note, EVERY_OPTION))
+qkv.register("decoding backend", "noting", Backend("noting", generate_and_note, EVERY_OPTION))
 qkv.register("objective", "shouted", replace(seq2seq.SPEC, name="shouted"))
 qkv.register("task", "shout", ShoutTask())
 

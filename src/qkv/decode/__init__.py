@@ -7,6 +7,7 @@ sampling    chooses tokens: argmax or sampling       beam        ranks sequences
 loop        combines the four roles                  selection   filters the logits and chooses tokens in one call
 options     the options of a call                    result      the return values of a call
 backend     chooses the code that runs a call        support     the config choices that a fast path implements
+drawings    codes become images or sounds
 generate    `generate` and `score`                   sequence    the tokens and the text of one sequence
 cache_edits reorder and crop caches between steps
 
@@ -23,6 +24,7 @@ from qkv.lazy import lazy_names
 if TYPE_CHECKING:
     from qkv.decode.constrained.constraints import grammar, json_schema, regex
     from qkv.decode.cpu.quantize import WeightPrecision, quantize
+    from qkv.decode.drawings import Drawing, draw
     from qkv.decode.engine.engine import Engine
     from qkv.decode.engine.request import Request
     from qkv.decode.options import Constraint, GenerationOptions
@@ -37,6 +39,7 @@ else:
         {
             "constrained.constraints": "grammar json_schema regex",
             "cpu.quantize": "WeightPrecision quantize",
+            "drawings": "Drawing draw",
             "engine.engine": "Engine",
             "engine.request": "Request",
             "options": "Constraint GenerationOptions",
@@ -53,6 +56,7 @@ __all__ = [
     "Constraint",
     "Draft",
     "DraftModel",
+    "Drawing",
     "Engine",
     "GenerationOptions",
     "GenerationResult",
@@ -65,6 +69,7 @@ __all__ = [
     "SpeculativeResult",
     "TokenLogprob",
     "WeightPrecision",
+    "draw",
     "generate",
     "grammar",
     "json_schema",

@@ -93,7 +93,7 @@ CPU = Backend("cpu", partial(generate_with_runner, cpu=True), EVERY_OPTION - {"t
 REFERENCE = Backend("reference", generate_with_runner, EVERY_OPTION)
 
 BACKENDS = (FUSED_GREEDY, FUSED, GPU_GREEDY, GPU_BEAM, GPU, CPU, REFERENCE)
-BACKEND_TABLE = OpenTable[Backend]("back end", {backend.name: backend for backend in (SPECULATIVE, *BACKENDS)})
+BACKEND_TABLE = OpenTable[Backend]("decoding backend", {backend.name: backend for backend in (SPECULATIVE, *BACKENDS)})
 ENGINE_BACKENDS = (GPU, CPU, REFERENCE)
 """The backends that `Engine` chooses from."""
 

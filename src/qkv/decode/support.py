@@ -72,9 +72,9 @@ REPLICATED = (
 CALLABLE = (nn.Linear, nn.LayerNorm, RMSNorm, nn.Embedding, LearnedPositions, SinusoidalPositions)
 """The linear maps, norms and tables of the built-in parts."""
 CALLED = frozenset({"qkv", "q", "kv", "out", "up", "down", "dense", "project", "norm", "norm_out", "q_norm", "k_norm"})
-CALLED |= {"token", "position", "types", "table", "front_ends"}
-"""The names of linear maps, norms, tables and front ends in these modules. They may be of any type: an unknown one is
-called."""
+CALLED |= {"token", "position", "types", "table", "front_ends", "back_ends"}
+"""The names of linear maps, norms, tables, front ends and back ends in these modules. They may be of any type: an
+unknown one is called."""
 
 
 def is_unmodified(network: nn.Module) -> bool:

@@ -9,12 +9,16 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from qkv.blocks import HeadConfig, StackConfig
+from qkv.blocks.back_ends import BACK_ENDS, BackEndConfig
 from qkv.blocks.front_ends import FRONT_ENDS, FrontEndConfig
 from qkv.blocks.parts import PARTS
 from qkv.plugins import Plugin, find_plugins, plugins_to_json
+from qkv.tables import OpenTable
 from qkv.values import check
 
 Family = Literal["encoder", "decoder", "seq2seq"]
+ENDS: dict[str, OpenTable[Any]] = {"front_ends": FRONT_ENDS, "back_ends": BACK_ENDS}
+"""The fields of a config that list front ends and back ends, and the tables of their kinds."""
 CONFIG_VERSION = 1
 """The version of `config.json`, increased when an older qkv would misread a newer file."""
 
@@ -32,6 +36,7 @@ class Config:
     decoder: StackConfig | None = None
     head: HeadConfig = field(default_factory=HeadConfig)
     front_ends: tuple[FrontEndConfig, ...] = ()  # what the model reads besides tokens, such as patches of images
+    back_ends: tuple[BackEndConfig, ...] = ()  # what draws the codes that the model generates
     share_embeddings: bool = False  # seq2seq: source and target share one token embedding
     pad_token_id: int | None = None  # None: the model has no padding token
     decoder_start_token_id: int | None = None  # the first token of a target
@@ -44,10 +49,11 @@ class Config:
 
     def __post_init__(self) -> None:
         check(self)
-        for name in (kinds := [front_end.kind for front_end in self.front_ends]):
-            FRONT_ENDS.find(name, "front_ends")
-            if kinds.count(name) > 1:
-                raise ValueError(f"front_ends: {name!r} occurs {kinds.count(name)} times; list each kind once")
+        for field_name, table in ENDS.items():
+            for name in (kinds := [end.kind for end in getattr(self, field_name)]):
+                table.find(name, field_name)
+                if kinds.count(name) > 1:
+                    raise ValueError(f"{field_name}: {name!r} occurs {kinds.count(name)} times; list each kind once")
         if self.encoder is None and self.decoder is None:
             raise ValueError("a config needs an encoder, a decoder or both")
         if self.share_embeddings:
@@ -72,6 +78,19 @@ class Config:
             )
         if self.head.kind in ("lm", "mlm") and self.head.outputs != self.stack.vocab_size:
             raise ValueError(f"head outputs = {self.head.outputs} must equal vocab_size = {self.stack.vocab_size}")
+        self._check_codes()
+
+    def _check_codes(self) -> None:
+        """Raise if the codes of back ends are no ids of the vocabulary, or ids of two back ends."""
+        end = 0
+        for one in sorted(self.back_ends, key=lambda one: one.first_id):
+            if one.num_codes and one.first_id < end:
+                raise ValueError(f"back_ends: the codes of {one.kind!r} begin at {one.first_id}, inside of others")
+            end = max(end, one.ids.stop)
+        if end > self.stack.vocab_size:
+            raise ValueError(
+                f"back_ends: codes end at {end}, but vocab_size = {self.stack.vocab_size}; a vocabulary includes codes"
+            )
 
     @property
     def family(self) -> Family:
@@ -109,16 +128,17 @@ class Config:
 
     def find_plugins(self) -> list[Plugin]:
         """Return the modules outside qkv that registered what this config names: parts, front ends, the task."""
-        names = [(FRONT_ENDS.kind, front_end.kind) for front_end in self.front_ends]
+        names = [(table.kind, end.kind) for field, table in ENDS.items() for end in getattr(self, field)]
         names += [("task", self.task or ""), ("text processor", self.text_processor or "")]
         return find_plugins([*self.list_parts(), *names])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of `config.json`. `store/config_json.py` has the inverse."""
         values = asdict(self)
-        del values["front_ends"]
-        if self.front_ends:
-            values["front_ends"] = [{"kind": front_end.kind, **asdict(front_end)} for front_end in self.front_ends]
+        for name in ENDS:
+            del values[name]
+            if ends := getattr(self, name):
+                values[name] = [{"kind": end.kind, **asdict(end)} for end in ends]
         for name in ("task", "text_processor"):
             if values[name] is None:
                 del values[name]

@@ -20,6 +20,7 @@ from qkv.blocks import (
     as_inputs,
     make_layout,
 )
+from qkv.blocks.back_ends import BACK_ENDS
 from qkv.blocks.front_ends import FRONT_ENDS
 from qkv.errors import UsageError
 from qkv.models.config import Config
@@ -43,6 +44,8 @@ class Network(nn.Module):
         self.front_ends = nn.ModuleDict(
             {one.kind: FRONT_ENDS[one.kind].module(one, config.stack.width) for one in config.front_ends}
         )
+        self.back_ends = nn.ModuleDict({one.kind: BACK_ENDS[one.kind].module(one) for one in config.back_ends})
+        self.back_ends.requires_grad_(False)
 
     @property
     def stacks(self) -> dict[str, Stack]:

@@ -4,11 +4,11 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
-from qkv.blocks.front_ends import FRONT_ENDS, FrontEndConfig
 from qkv.errors import QkvError, suggest_name
 from qkv.models import Config
-from qkv.models.config import CONFIG_VERSION
+from qkv.models.config import CONFIG_VERSION, ENDS
 from qkv.plugins import describe_missing, read_plugins
+from qkv.tables import OpenTable
 
 
 def parse_config(values: Any, where: str = "config.json") -> Config:
@@ -30,10 +30,11 @@ def parse_config(values: Any, where: str = "config.json") -> Config:
             values[side] = _parse_stack(values[side], f"{where}: {side}")
     if "head" in values:
         values["head"] = _construct(HeadConfig, values["head"], f"{where}: head")
-    front_ends = values.get("front_ends", [])
-    if not isinstance(front_ends, list):
-        raise QkvError(f"{where}: front_ends must be a list, found {type(front_ends).__name__}; restore the file")
-    values["front_ends"] = tuple(_parse_front_end(one, where) for one in front_ends)
+    for name, table in ENDS.items():
+        ends = values.get(name, [])
+        if not isinstance(ends, list):
+            raise QkvError(f"{where}: {name} must be a list, found {type(ends).__name__}; restore the file")
+        values[name] = tuple(_parse_end(one, table, f"{where}: {name}") for one in ends)
     config: Config = _construct(Config, values, where)
     if family not in (None, config.family):
         raise QkvError(
@@ -43,13 +44,13 @@ def parse_config(values: Any, where: str = "config.json") -> Config:
     return config
 
 
-def _parse_front_end(values: Any, where: str) -> FrontEndConfig:
+def _parse_end(values: Any, table: OpenTable[Any], where: str) -> Any:
+    """The config of a front end or a back end."""
     if not isinstance(values, dict) or "kind" not in values:
-        raise QkvError(f"{where}: front_ends: each needs a kind; restore the file")
-    kind = FRONT_ENDS.find(values["kind"], f"{where}: front_ends.kind")
+        raise QkvError(f"{where}: each needs a kind; restore the file")
+    kind = table.find(values["kind"], f"{where}.kind")
     rest = {name: value for name, value in values.items() if name != "kind"}
-    front_end: FrontEndConfig = _construct(kind.config, rest, f"{where}: front_ends.{values['kind']}")
-    return front_end
+    return _construct(kind.config, rest, f"{where}.{values['kind']}")
 
 
 def _parse_stack(values: Any, where: str) -> StackConfig:

@@ -50,12 +50,13 @@ def write_model(
             "use the folder that qkv writes (qkv run, qkv.load), or train a Transformer: leave out model.family in "
             "the recipe"
         )
-    if config.front_ends and format != "qkv":
-        kinds = ", ".join(front_end.kind for front_end in config.front_ends)
-        raise QkvError(
-            f"the format {format} has no place for the front ends of this model ({kinds}), so it would lose what they "
-            "read; use the folder that qkv writes (m.save)"
-        )
+    for name, does in (("front ends", "read"), ("back ends", "draw")):
+        if (ends := getattr(config, name.replace(" ", "_"))) and format != "qkv":
+            kinds = ", ".join(end.kind for end in ends)
+            raise QkvError(
+                f"the format {format} has no place for the {name} of this model ({kinds}), so it would lose what they "
+                f"{does}; use the folder that qkv writes (m.save)"
+            )
     if format != "qkv" and (own := find_plugins(config.list_parts())):
         rows = "; ".join(f"{', '.join(plugin.rows)} of the plugin {plugin.module}" for plugin in own)
         raise QkvError(

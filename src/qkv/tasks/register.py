@@ -20,12 +20,13 @@ KINDS = OpenTable[str](
         "reader": "qkv.data.readers:register_reader",
         "tokenizer": "qkv.text.kinds:register_tokenizer",
         "front end": "qkv.blocks.front_ends:register_front_end",
-        "back end": "qkv.decode.backend:register_backend",
+        "back end": "qkv.blocks.back_ends:register_back_end",
+        "decoding backend": "qkv.decode.backend:register_backend",
         "task": "qkv.tasks.table:register_task",
     },
 )
 """The function that registers a row of each kind."""
-NAMED_BY_ROW = {"objective": "name", "task": "name", "front end": "kind"}
+NAMED_BY_ROW = {"objective": "name", "task": "name", "front end": "kind", "back end": "kind"}
 """The kinds whose rows state their own name, and the attribute that has it."""
 
 
@@ -41,7 +42,8 @@ def register(kind: str, name: str, *row: Any, **options: Any) -> None:
     reader      read: a function that yields records; extensions=(…)                data.format
     tokenizer   train: a function of texts and options                              tokenizer.kind
     front end   a `FrontEndConfig` class and a module class                         Config(front_ends=…)
-    back end    a `Backend` of `generate`                                           each call that it supports
+    back end    a `BackEndConfig` class and a module class                          Config(back_ends=…)
+    decoding backend    a `Backend` of `generate`                                   each call that it supports
     task        a `Task`                                                            qkv init, m.<name>, POST /<name>
 
     `replace=True` allows the name of an earlier call. The names of built-in rows cannot be used.

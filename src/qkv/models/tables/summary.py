@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from qkv.blocks import HeadConfig, StackConfig
+from qkv.blocks.back_ends import BACK_ENDS
 from qkv.blocks.cost import PartCost, linear
 from qkv.blocks.front_ends import FRONT_ENDS
 from qkv.blocks.parts import count_new_parameters, part_cost
@@ -60,7 +61,7 @@ def summarise_model(
         parameters["other"] = (num_parameters or 0) - sum(parameters.values())
     total = sum(parameters.values())
     context_length = context_length or min(config.stack.max_positions, 2048)
-    forward = PartCost({}, 2 * _head_weights(config)) + _front_ends_cost(config)
+    forward = PartCost({}, 2 * _head_weights(config)) + _ends_cost(config)
     for name, stack in config.stacks.items():
         forward += _forward_cost(config, name, stack, context_length)
     flops = forward.flops or 0
@@ -90,7 +91,7 @@ def summarise_model(
 
 def count_parameters(config: Config) -> dict[str, int]:
     """Return the number of parameters of each component. A shared matrix counts once, where it is first used."""
-    total = PartCost({"head": _head_parameters(config.head, config.stack)}, 0) + _front_ends_cost(config)
+    total = PartCost({"head": _head_parameters(config.head, config.stack)}, 0) + _ends_cost(config)
     for name, stack in config.stacks.items():
         total += _embedding_cost(stack) + _final_norm_cost(stack)
         layers = [cost for cost, _ in _layers(config, name, stack)]
@@ -129,11 +130,14 @@ def _embedding_cost(stack: StackConfig) -> PartCost:
     return cost + part_cost("norm", stack, width) if stack.embedding_norm != "none" else cost
 
 
-def _front_ends_cost(config: Config) -> PartCost:
+def _ends_cost(config: Config) -> PartCost:
     total = PartCost({}, 0)
     for one in config.front_ends:
         number = count_new_parameters(partial(FRONT_ENDS[one.kind].module, one, config.stack.width))
         total += PartCost({"front ends": number}, 0, unstated=(f"front end = {one.kind!r}",))
+    for end in config.back_ends:
+        number = count_new_parameters(partial(BACK_ENDS[end.kind].module, end))
+        total += PartCost({"back ends": number}, 0, unstated=(f"back end = {end.kind!r}",))
     return total
 
 

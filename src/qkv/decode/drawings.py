@@ -1,0 +1,39 @@
+"""Draw what a model has generated: runs of codes become images or sounds."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from qkv.models import Network
+from qkv.models.runtime import eval_mode
+
+
+class Drawing(NamedTuple):
+    """What the codes ids[start:end] depict."""
+
+    kind: str  # the name of the back end
+    start: int
+    end: int
+    values: Tensor  # pixels or samples, as the back end returns them
+
+
+def draw(network: Network, ids: Sequence[int]) -> list[Drawing]:
+    """Draw each longest run of codes of one back end. All other ids are text."""
+    drawings, start = [], 0
+    for kind, run in groupby(ids, lambda token: find_back_end(network, token)):
+        end = start + len(list(run))
+        if kind:
+            first = next(one.first_id for one in network.config.back_ends if one.kind == kind)
+            codes = torch.tensor([token - first for token in ids[start:end]], device=network.device)
+            with eval_mode(network):
+                drawings.append(Drawing(kind, start, end, network.back_ends[kind](codes)))
+        start = end
+    return drawings
+
+
+def find_back_end(network: Network, token: int) -> str:
+    """The name of the back end that draws a token; "" for text."""
+    return next((one.kind for one in network.config.back_ends if token in one.ids), "")
