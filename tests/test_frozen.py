@@ -52,7 +52,7 @@ RECIPE = {
 }
 
 OPTIONS = {
-    "bench": ["--device", "--dtype", "--int4", "--int8", "--json", "--picture", "--seconds"],
+    "bench": ["--device", "--dtype", "--int4", "--int8", "--json", "--picture", "--seconds", "--train"],
     "chat": [
         *("--device", "--int8", "--json", "--max-tokens", "--seed", "--special", "--system", "--temperature"),
         *("--template", "--top-p"),

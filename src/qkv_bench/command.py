@@ -36,6 +36,7 @@ def bench(
     int4: Int4 = False,
     seconds: float = 20.0,
     picture: Path | None = None,
+    train: bool = False,
     json: Json = False,
 ) -> None:
     """Measure the throughput of a model (prefill, decoding, the engine, beam search) against the hardware's limits.
@@ -49,6 +50,7 @@ def bench(
         qkv bench gpt2
         qkv bench models/translator --int8 --picture bench.svg
         qkv bench llama-1.1b --device cuda --dtype bfloat16 --seconds 60 --json
+        qkv bench bert-small --train
 
     Parameters
     ----------
@@ -67,6 +69,9 @@ def bench(
         Approximate duration in seconds; a large model may need longer.
     picture
         Also draw the results into this SVG file.
+    train
+        Measure training steps on random tokens instead: tokens/s, the share of the machine's product rate, and a
+        profile.
     """
     if not (math.isfinite(seconds) and seconds > 0):
         raise UsageError(f"--seconds must be > 0, got {seconds:g}")
@@ -75,6 +80,11 @@ def bench(
     if picture is not None and picture.is_dir():
         raise UsageError(f"--picture {picture}: this is a folder; give a file")
     precision = weight_precision(int8, int4)
+    if train:
+        if precision is not None or picture is not None or dtype != "auto":
+            raise UsageError("--train takes no --int8, --int4, --dtype or --picture: training chooses its precision")
+        bench_training(model, device, seconds, json)
+        return
 
     from qkv.render.progress import stages_bar
     from qkv_bench.display import draw_bench, print_bench
@@ -101,6 +111,20 @@ def bench(
     print_bench(result, StdoutConsole())
     if picture is not None:
         print_notes("picture", [f"written to {picture}"])
+
+
+def bench_training(model: str, device: str, seconds: float, json: bool) -> None:
+    """Measure and print training steps."""
+    from qkv.render.progress import stages_bar
+    from qkv_bench.training import print_training_bench, run_training_bench
+
+    loaded = open_model(model, device, "float32", None)
+    with stages_bar() as report:
+        result = run_training_bench(model, loaded.network, seconds, report)
+    if json:
+        print_json(result.to_dict())
+    else:
+        print_training_bench(result, StdoutConsole())
 
 
 def open_model(name: str, device: str, dtype: str, precision: "WeightPrecision | None") -> Any:

@@ -4,6 +4,7 @@ import json
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ from prepare_samples import sample_files
 from rich.console import Console
 
 import qkv
-from qkv import cli
+from qkv import UsageError, cli
+from qkv.blocks import HeadConfig
 from qkv.models.tables import presets
 from qkv.models.tables.summary import summarise_model
 from qkv_bench import display as shown
 from qkv_bench.limits import MachineLimits
 from qkv_bench.machine import check_memory, choose_device, choose_dtype, free_memory, machine_name
 from qkv_bench.throughput import BenchPoint, BenchResult, PrecisionBench
+from qkv_bench.training import run_training_bench
 
 machine = sys.modules["qkv_bench.machine"]
 CPU = torch.device("cpu")
@@ -244,3 +247,50 @@ def test_a_single_point_is_drawn() -> None:
     one = found()
     del one.points[1:]
     ET.fromstring(shown.bench_svg(one))
+
+
+# ── Training steps ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "objective"),
+    [
+        ("decoder", "lm", "causal_lm"),
+        ("seq2seq", "lm", "seq2seq"),
+        ("encoder", "mlm", "masked_lm"),
+        ("encoder", "classify", "classification"),
+        ("encoder", "tag", "tagging"),
+        ("encoder", "embed", "contrastive"),
+    ],
+)
+def test_training_steps_are_measured(tiny: Make, family: str, head: str, objective: str) -> None:
+    config = tiny(family).config
+    outputs = {"classify": 3, "tag": 3}.get(head, next(iter(config.stacks.values())).vocab_size)
+    config = replace(config, head=HeadConfig(kind=head, outputs=outputs))  # type: ignore[arg-type]
+    result = run_training_bench("tiny", qkv.new(config).network, 0.01)
+    assert (result.objective, result.precision) == (objective, "float32")
+    assert result.tokens_per_second > 0 < result.flops_per_step
+    assert sum(result.profile.values()) == pytest.approx(1)
+    assert result.profile["matrix products"] > 0
+
+
+def test_a_training_bench_is_printed(folder: Path, run_qkv: Any) -> None:
+    arguments = ["bench", str(folder), "--train", "--device", "cpu", "--seconds", "0.01"]
+    out = run_qkv(arguments).out
+    assert "tokens/s" in out
+    assert "where the time goes" in out
+    values = json.loads(
+        run_qkv(["bench", str(folder), "--train", "--seconds", "0.01", "--device", "cpu", "--json"]).out
+    )
+    assert values["fraction_of_limit"] == pytest.approx(
+        values["flops_per_step"] / values["step_seconds"] / values["max_flops_per_second"]
+    )
+
+
+def test_a_training_bench_refuses_what_it_cannot_measure(
+    tiny: Make, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    says(capsys, [str(folder), "--train", "--int8"], 2, "--train takes no --int8")
+    config = replace(tiny("encoder").config, head=HeadConfig(kind="span", outputs=2))
+    with pytest.raises(UsageError, match="this one has span"):
+        run_training_bench("tiny", qkv.new(config).network, 0.01)
