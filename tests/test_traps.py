@@ -164,7 +164,7 @@ TRAPS: dict[int, tuple[str, ...]] = {
         "data/objectives/test_windows.py::test_too_long_is_an_error_that_says_what_to_do",
         "data/objectives/test_windows.py::test_what_is_cut_is_counted",
         "data/objectives/test_windows.py::test_what_is_skipped_is_counted",
-        "test_api.py::test_a_text_beyond_learned_positions_is_refused_not_cut",
+        "test_api.py::test_inputs_that_a_model_cannot_read_are_refused",
         "decode/test_greedy.py::test_texts_beyond_the_positions_are_refused_not_cut",
     ),
     # A stream cuts a multi-byte character in two

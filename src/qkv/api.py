@@ -28,7 +28,6 @@ from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.models import Config, Network, build
 from qkv.progress import OnProgress
 from qkv.tasks.calls import TaskCalls, stream_batches
-from qkv.tasks.evaluate import evaluate
 from qkv.tasks.evaluation import Evaluation
 from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES
 from qkv.tasks.run.example_batches import batches
@@ -518,6 +517,7 @@ class Model(TaskCalls):
         the task's `EvalOptions`, such as `beam`. `first.compare(second)` compares the evaluations of two
         models on the same data.
         """
+        from qkv.tasks.evaluate import evaluate
         from qkv.tasks.evaluation_records import load_records
 
         task = find_task(self.config)

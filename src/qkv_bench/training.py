@@ -6,7 +6,7 @@ The FLOPs of a step are counted while it runs, and compared with the rate of lar
 
 import itertools
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -175,8 +175,9 @@ class OperatorTimes(TorchDispatchMode):
     """Sums the seconds of all operators by their group."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.device, self.seconds = device, Counter[str]()
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device = device
+        self.seconds: dict[str, float] = defaultdict(float)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run and time one operator."""
@@ -192,7 +193,8 @@ def profile_step(step: Any, device: torch.device) -> dict[str, float]:
     with OperatorTimes(device) as times:
         step()
     whole = sum(times.seconds.values())
-    return {name: seconds / whole for name, seconds in times.seconds.most_common()}
+    ranked = sorted(times.seconds.items(), key=lambda item: -item[1])
+    return {name: seconds / whole for name, seconds in ranked}
 
 
 def find_group(operator: str) -> str:
@@ -264,8 +266,8 @@ def print_training_bench(result: TrainingBench, console: Console) -> None:
     console.print()
     table = plain_table("where the time goes", "share", "")
     table.columns[2].width = 16
-    for name, share in result.profile.items():
-        table.add_row(name, f"{100 * share:.0f} %", Bar(1.0, 0.0, min(share, 1.0), width=16, color="cyan"))
+    for name, fraction in result.profile.items():
+        table.add_row(name, f"{100 * fraction:.0f} %", Bar(1.0, 0.0, fraction, width=16, color="cyan"))
     console.print(table)
     for note in result.notes:
         console.print(Text(escape_controls(note), "yellow"))

@@ -1,6 +1,7 @@
 """The table of tasks, and the task of a model."""
 
 import dataclasses
+import itertools
 
 from qkv.errors import UsageError
 from qkv.models import Config
@@ -37,8 +38,10 @@ def find_task(config: Config) -> Task:
     """
     if config.task is not None and config.task not in TASKS:
         raise UsageError(TASKS.describe_unknown(config.task, "the task of this model"))
-    for task in supported_tasks(config):
-        return task
+    own = () if config.task is None else (TASKS[config.task],)
+    for task in itertools.chain(own, TASKS.values()):  # modules of tasks are imported one at a time
+        if task.supports(config):
+            return task
     raise UsageError(
         f"this model cannot be run on texts: there is no task for a {config.head.kind} head on the family "
         f"{config.family}; call its network with token ids instead"

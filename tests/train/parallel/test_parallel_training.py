@@ -18,9 +18,10 @@ from fault_runs import changed, log_of, newest, tiny, train, written
 from synthetic_data import documents, tokenizer
 
 from qkv import load
+from qkv.blocks import HeadConfig, StackConfig
 from qkv.data.objectives.causal_lm import CausalLMObjective
 from qkv.data.stream.sequences import SequenceStream
-from qkv.models import Network
+from qkv.models import Config, Network
 from qkv.tasks.prepare.prepare import prepare
 from qkv.train.parallel.world import World
 from qkv.train.recipe.schema import TrainSection
@@ -151,8 +152,16 @@ def test_a_request_to_stop_that_comes_in_a_long_evaluation_costs_no_work(runs: R
     assert (state["step"], state["pending_eval"]) == (3, True), "the step of the evaluation, which is made up for"
 
 
-@pytest.mark.parametrize(("micro", "parts"), [(0, 1), ("auto", 1), (1500, 4), (2500, 2), (4000, 1)])
-def test_a_micro_batch_is_never_larger_than_asked_for(micro: int | str, parts: int) -> None:
-    """Four rows of 1,000 places: three parts, as 4,000 / 1,500 would have it, would be of 1, 2 and 1 rows."""
+@pytest.mark.parametrize(
+    ("micro", "ffn_width", "parts"),
+    [(0, 64, 1), ("auto", 64, 1), ("auto", 1024, 2), (1500, 64, 4), (2500, 64, 2), (4000, 64, 1)],
+)
+def test_a_micro_batch_is_never_larger_than_asked_for(micro: int | str, ffn_width: int, parts: int) -> None:
+    """Four rows of 1,000 places: three parts, as 4,000 / 1,500 would have it, would be of 1, 2 and 1 rows.
+
+    "auto" on a CPU takes as many tokens as fit into the cache, which depends on the widest layer.
+    """
+    stack = StackConfig(vocab_size=30, width=16, layers=1, heads=2, ffn_width=ffn_width)
+    config = Config(decoder=stack, head=HeadConfig(kind="lm", outputs=30))
     rows = SequenceStream(CausalLMObjective(documents([999] * 9), tokenizer(), max_length=1000), batch_tokens=4000)
-    assert num_micro_batches(TrainSection(micro_batch_tokens=micro), rows, World()) == parts  # type: ignore[arg-type]
+    assert num_micro_batches(TrainSection(micro_batch_tokens=micro), rows, World(), config) == parts  # type: ignore[arg-type]

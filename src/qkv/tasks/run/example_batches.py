@@ -20,7 +20,6 @@ from qkv.data.objectives.classification import ClassificationObjective
 from qkv.errors import UsageError
 from qkv.models import Config, Network
 from qkv.progress import OnProgress
-from qkv.tasks.run.fast_network import choose_fast_network
 from qkv.tasks.text_model import TextModel
 
 TextOrPair = str | tuple[str, str]
@@ -103,6 +102,8 @@ class ExampleBatches:
         """The network that computes hidden states: the model's own, or a faster copy."""
         if self.exact:
             return self.network
+        from qkv.tasks.run.fast_network import choose_fast_network
+
         middle = np.argsort(self.lengths, kind="stable")[len(self.lengths) // 2 :][: self.model.batch_size]
         inputs = self.inputs([int(i) for i in middle])
         return choose_fast_network(self.network, int(self.lengths.sum()), lambda network: network.hidden(inputs))
