@@ -4,15 +4,15 @@
 |--------------------|-----------------------------------------------------------------------------------------------|
 | one class          | the most frequent class; the nearest training text's class; TF-IDF with a linear SVM           |
 | several labels     | the most frequent labels; the nearest training text's labels                                   |
-| a score            | the nearest training text's score; of a pair, the words in common                              |
+| a score            | the nearest training text's score; for pairs, the words in common                             |
 | tags               | the most frequent tag of each word                                                             |
 | text to text       | a copy of the source, or its first sentence for a summary; the target of the nearest source    |
 | answers            | the sentence that shares most words with the question                                          |
 | embeddings         | the words in common; the rank by BM25                                                          |
 | language modelling | a unigram model of the tokens                                                                  |
 
-The nearest text is the one with the highest BM25 score. The linear SVM needs scikit-learn (the extra `baseline`). It
-takes seconds to train and is hard to beat with little data, so the score of a classifier is best read beside its score.
+The nearest text is the one with the highest BM25 score. The linear SVM needs scikit-learn (the extra `baseline`). The
+SVM trains in seconds and is hard to beat with little data, so compare the score of a classifier with it.
 """
 
 import math
@@ -42,7 +42,7 @@ BASELINE_NAME = "TF-IDF + linear SVM"
 
 
 def predict_most_frequent(scorer: "TaskScorer", training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
-    """The most frequent class, or set of labels, of the training data."""
+    """Predict the most frequent class (or set of labels) of the training data."""
     (best, _), *_ = Counter(map(scorer.expected, training)).most_common(1)
     return [best] * len(records)
 
@@ -54,7 +54,9 @@ def predict_nearest(scorer: "TaskScorer", training: Sequence[Record], records: S
 
 
 def predict_linear(scorer: "TaskScorer", training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
-    """The class by a linear SVM on TF-IDF features, trained on a subset of many records, so that it takes seconds."""
+    """The class by a linear SVM on TF-IDF features. If there are many records, it is trained on a subset, which takes
+    seconds.
+    """
     num_classes = len(set(map(scorer.expected, training)))
     training = training[:: 1 + len(training) * num_classes // MAX_LINEAR_WORK]
     texts, labels = [scorer.text(one) for one in training], [scorer.expected(one) for one in training]
@@ -62,7 +64,7 @@ def predict_linear(scorer: "TaskScorer", training: Sequence[Record], records: Se
 
 
 def predict_word_tags(scorer: "TaskScorer", training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
-    """The most frequent tag of each word; of an unknown word, the most frequent tag of words that occur once."""
+    """The most frequent tag of each word. An unknown word gets the most frequent tag of words that occur once."""
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for record in training:
         for word, tag in zip(record.fields["tokens"], scorer.expected(record), strict=True):
@@ -104,7 +106,7 @@ def count_common_words(scorer: "TaskScorer", training: Sequence[Record], records
 
 
 def rank_by_words(records: Sequence[Record]) -> list[int]:
-    """The rank of each first text's own second text by BM25. Ties count in favour of the text's own."""
+    """For each pair, the rank of its second text by BM25 among all second texts. Ties count in favour of the pair."""
     candidates = list(dict.fromkeys(one.fields["second"] for one in records))
     number, index = {text: i for i, text in enumerate(candidates)}, index_texts(candidates)
     found = []
@@ -182,7 +184,7 @@ def index_texts(texts: Sequence[str]) -> BM25:
 def unigram_scores(tokenizer: Tokenizer, training: Sequence[str], texts: Sequence[str]) -> tuple[float, float]:
     """The loss per token and the accuracy of a unigram model, with add-one smoothing.
 
-    The accuracy is that of always predicting the most frequent token.
+    The accuracy is the frequency of the most frequent token.
     """
     counts = np.ones(tokenizer.vocab_size)
     for ids in tokenizer.encode_batch(list(training)):

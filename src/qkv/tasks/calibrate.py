@@ -1,7 +1,7 @@
-"""Calibrate a classifier: divide its logits by a temperature, so that its probabilities are as high as it is right.
+"""Calibrate a classifier: divide its logits by a temperature, so that its probabilities match its accuracy.
 
-A classifier that is trained to the end is usually too sure of itself. One number, fitted on the validation data,
-corrects most of that and changes no label (Guo et al. 2017, "On Calibration of Modern Neural Networks").
+A fully trained classifier is usually overconfident. One number, fitted on the validation data, corrects most of that
+and changes no label (Guo et al. 2017, "On Calibration of Modern Neural Networks").
 
 A threshold on the probability of the best class recognises texts that belong to no class. It is fitted if the
 validation data has such texts (Larson et al. 2019, "An Evaluation Dataset for Intent Classification and Out-of-Scope
@@ -36,10 +36,10 @@ def calibrate(
     scope_records: Sequence[Record] = (),
     out_of_scope: str = "",
 ) -> tuple[Config, str]:
-    """The model's config with a fitted temperature and threshold, and a sentence on each.
+    """The model's config with a fitted temperature and threshold, and a note about each.
 
     The threshold is fitted on `scope_records`, some of which have the label `out_of_scope`. If there are too few
-    records, the config is the same and the text is "".
+    records, the config is unchanged and the note is "".
     """
     config, on_temperature = calibrate_temperature(model, records)
     config, on_threshold = calibrate_threshold(replace(model, config=config), scope_records, out_of_scope)
@@ -47,7 +47,7 @@ def calibrate(
 
 
 def calibrate_temperature(model: TextModel, records: Sequence[Record]) -> tuple[Config, str]:
-    """The model's config with a fitted temperature, and a sentence on it."""
+    """The model's config with a fitted temperature, and a note about it."""
     head = model.config.head
     step = max(1, -(-len(records) // MAX_RECORDS))  # from all of the file, which may be sorted by class
     logits, expected = labelled_logits(model, records[::step])
@@ -64,7 +64,7 @@ def calibrate_temperature(model: TextModel, records: Sequence[Record]) -> tuple[
 
 
 def calibrate_threshold(model: TextModel, records: Sequence[Record], out_of_scope: str) -> tuple[Config, str]:
-    """The model's config with a fitted threshold for texts out of scope, and a sentence on it."""
+    """The model's config with a fitted threshold for texts out of scope, and a note about it."""
     logits, expected = labelled_logits(model, records, out_of_scope)
     num_outside = int((expected < 0).sum())
     if min(num_outside, len(expected) - num_outside) < MIN_OUT_OF_SCOPE or not np.isfinite(logits).all():
@@ -102,16 +102,16 @@ def labelled_logits(
 
 
 def fit_threshold(probabilities: np.ndarray, expected: np.ndarray) -> float:
-    """The threshold with the highest accuracy, in which a text out of scope (class −1) is right if it is rejected.
+    """The threshold with the highest accuracy. Rejecting a text is right if it is out of scope (class −1).
 
-    It lies between the probabilities of two texts: (N, V), classes (N,).
+    It lies between the probabilities of two texts. `probabilities` is (N, V); `expected` are the classes (N,).
 
     >>> fit_threshold(np.array([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]]), np.array([0, 1, -1]))
     0.7
     """
     best, is_right = probabilities.max(1), probabilities.argmax(1) == expected
     order = np.argsort(best)
-    # Right if the first n in this order are rejected: those out of scope among them, and the right ones of the others.
+    # Right predictions if the first n are rejected: texts out of scope among the n, and right classes among the others.
     rejected = np.concatenate([[0], np.cumsum(expected[order] < 0)])
     accepted = is_right.sum() - np.concatenate([[0], np.cumsum(is_right[order])])
     limits = np.concatenate([[0.0], best[order], [1.0]])
@@ -123,9 +123,9 @@ def fit_threshold(probabilities: np.ndarray, expected: np.ndarray) -> float:
 def fit_temperature(logits: np.ndarray, expected: np.ndarray) -> float:
     """The most probable temperature: logits (N, V), class numbers (N,).
 
-    It minimises the cross-entropy of all texts, and a term that prefers temperatures near 1: without it, the
-    temperature of a model that makes no error on these texts would be 0. A golden-section search over log
-    temperatures finds the minimum.
+    It minimises the cross-entropy of all texts plus a term that prefers temperatures near 1. Without this term, a model
+    without errors on these texts would get the temperature 0. A golden-section search over log temperatures finds the
+    minimum.
 
     >>> logits = np.array([[4.0, 0.0]] * 400)                   # sure of class 0, but right in three of four cases
     >>> round(4 / fit_temperature(logits, np.array([0, 0, 0, 1] * 100)), 1)     # log(3)
@@ -145,7 +145,7 @@ def fit_temperature(logits: np.ndarray, expected: np.ndarray) -> float:
 
 
 def calibration_error(probabilities: np.ndarray, expected: np.ndarray) -> float:
-    """The expected calibration error: how much confidence and accuracy differ, on average over ten bins of confidence.
+    """The expected calibration error: the mean difference of confidence and accuracy over ten bins of confidence.
 
     >>> calibration_error(np.array([[0.9, 0.1], [0.9, 0.1]]), np.array([0, 1]))     # sure to 90 %, right in 50 %
     0.4

@@ -107,10 +107,10 @@ class TaskCalls:
         return [*super().__dir__(), *TASKS]
 
     def run(self, texts: Any, *, batch_size: int | None = None, **options: Any) -> Any:
-        """The call of the model's own task: generate, classify, tag, answer, embed or fill masks.
+        """Call the model's own task: generate, classify, tag, answer, embed or fill masks.
 
-        A pair of texts (a question and its context, or two texts to classify) is a tuple, and so are the words of a
-        text to tag.
+        Pass a pair of texts (a question and its context, or two texts to classify) as a tuple. The words of a text to
+        tag can also be a tuple.
         """
         task = find_task(self.config)
         size, progress = task.batch_size if batch_size is None else batch_size, options.pop("progress", None)
@@ -136,12 +136,12 @@ class TaskCalls:
     ) -> Any:
         """The reply to a text, or to a list of messages such as {"role": "user", "content": "Hello"}.
 
-        To continue a chat, append a message to `reply.messages`. The prompt is made by the chat template of the
-        tokenizer; `template="plain"` is for a model without one. If the chat is longer than the model's context, the
-        oldest messages are left out, with a warning. The names of control tokens inside messages are ordinary text
-        without `special=True`. With `stream=True`, the result is an iterator of texts; `on_text` is a function that is
-        called with each text instead. Other options are the fields of `qkv.decode.GenerationOptions`; `max_tokens` is
-        512 by default.
+        To continue a chat, append a message to `reply.messages`. The tokenizer's chat template makes the prompt. For a
+        model without a chat template, pass `template="plain"`. If the chat is longer than the model's context, the
+        oldest messages are left out, with a warning. Without `special=True`, the names of control tokens inside
+        messages are ordinary text. With `stream=True`, the result is an iterator of texts. With `on_text`, this
+        function is called with each text instead. Other options are the fields of `qkv.decode.GenerationOptions`;
+        `max_tokens` is 512 by default.
         """
         check_value(bool, stream, "stream")
         chat = self.find_chat(template)
@@ -168,7 +168,9 @@ class TaskCalls:
         return TextModel(self.network, require_tokenizer(self.tokenizer), self.config, kept=kept, **how)
 
     def check_support(self, task: Task, call: str = "") -> None:
-        """Raise an error if the model does not support a task: what the model is, and which calls it supports."""
+        """Raise an error if the model does not support a task. The message says what the model is, and which calls it
+        supports.
+        """
         if not task.supports(self.config):
             found = find_task(self.config)
             family, head = ARTICLES[self.config.family], self.config.head.kind
@@ -205,7 +207,9 @@ def stream_batches(
 
 
 def join_inputs(names: Sequence[str], given: Sequence[Any]) -> Any:
-    """The inputs as tuples, one for each text. A single text is used for all, beside a list or an iterator."""
+    """The inputs as tuples, one for each text. If one input is a single text and another a list or an iterator, the
+    single text is used for all.
+    """
     for name, side in zip(names, given, strict=True):
         if not isinstance(side, Iterable) or isinstance(side, bytes):
             raise UsageError(f"{name} must be a text, or a list or an iterator of texts, got {shorten(repr(side), 60)}")

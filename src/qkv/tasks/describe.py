@@ -1,6 +1,6 @@
 """Describe what training a recipe would do, for `qkv train RECIPE --dry-run`.
 
-The data is read, tokenised and cached as in training, so all facts about the data are exact or measured. Memory is an
+The data is read, tokenised and cached as in training, so all numbers about the data are exact or measured. Memory is an
 estimate.
 """
 

@@ -90,7 +90,7 @@ def open_subject(name: str, overrides: Sequence[str], progress: OnStage | None) 
 
 
 def check_memory(name: str, config: Config) -> None:
-    """Raise an error if the checks of a model need more memory than there is."""
+    """Raise an error if the checks of a model need more memory than is free."""
     parameters = sum(parameter.numel() for parameter in build(config, device="meta").parameters())
     needed, free = BYTES_PER_PARAMETER * parameters, free_memory(torch.device("cpu"))
     if free is not None and needed > free:
@@ -114,7 +114,9 @@ def recipe_subject(name: str, overrides: Sequence[str], progress: OnStage | None
 
 
 def model_subject(name: str, progress: OnStage | None) -> tuple[Subject, list[str]]:
-    """A trained model, with data of its recipe if it is a run whose data is still there, else with random tokens."""
+    """A trained model with data to examine it on: the data of its recipe if it is a run and the data still exists, else
+    random tokens.
+    """
     stored = load_model(name)
     check_memory(name, stored.config)
     notes = list(stored.notes)

@@ -26,7 +26,7 @@ class EvaluationOptions:
 
 @dataclass(frozen=True)
 class Scored:
-    """The metrics of a model on records, and what a reader wants to see beside them."""
+    """The metrics of a model on records, and what to show beside them."""
 
     metrics: dict[str, float]  # each is a `Score`, unless it cannot be resampled
     samples: list[Sample]

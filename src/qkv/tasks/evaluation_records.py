@@ -1,7 +1,7 @@
 """Load the records of an evaluation from the user's files or a built-in dataset, with the task's field names.
 
-Columns are recognised by their names, as in training. In a table without a header line they are guessed, as by
-`qkv init`. If a run was trained or validated on the files, its score is not a test score.
+Columns are recognised by their names, as in training. In a table without a header line they are guessed, as in `qkv
+init`. The score of a run on its own training or validation files is not a test score.
 """
 
 import shlex
@@ -26,7 +26,7 @@ from qkv.train.recipe.schema import DataSection, Files, ObjectiveSection, Recipe
 
 
 def _check_files(data: Any) -> Any:
-    """The name of a file, a tuple of names, or field → name, with all names as texts."""
+    """Convert paths to strings: in a single name, a tuple of names, or field → name."""
     if isinstance(data, str | Path):
         return str(data)
     if isinstance(data, Mapping) and all(isinstance(name, str | Path) for name in data.values()):
@@ -81,7 +81,9 @@ def load_records(
 
 
 def _open_source(task: Task, files: Any, section: DataSection, split: str, guess: bool, notes: list[str]) -> DataSource:
-    """Open the data of an evaluation. If no columns are recognised, those of a table without a header are guessed."""
+    """Open the data of an evaluation. If no columns are recognised, the columns of a table without a header are
+    guessed.
+    """
     recipe = Recipe(data=section, objective=ObjectiveSection(kind=task.objective))
     spec = OBJECTIVES[task.objective]
     try:
@@ -99,7 +101,7 @@ def _open_source(task: Task, files: Any, section: DataSection, split: str, guess
             raise UsageError(f"{error.problem}. Add the missing columns") from None
         numbers = {name: str(names.index(column)) for name, column in guessed.items()}
         has_numbers = names == [str(number) for number in range(len(names))]  # there is no header line
-        # Of several columns, any could be the text of a language model.
+        # Any of several columns could be the text of a language model.
         if not (guess and has_numbers) or (spec.reads_documents and len(names) > 1):
             raise UsageError(f"{error.problem}. {_advise(error, guessed, numbers)}") from None
     notes.append(
@@ -110,7 +112,7 @@ def _open_source(task: Task, files: Any, section: DataSection, split: str, guess
 
 
 def _advise(error: UnrecognisedColumns, guessed: Mapping[str, str], numbers: Mapping[str, str]) -> str:
-    """How to choose columns, with the guess as the example, on the command line and in Python."""
+    """How to choose columns on the command line and in Python, with the guessed columns as the example."""
     advice = f"Choose columns, for example: {_format_columns(guessed)} (in Python: columns={dict(guessed)})"
     if set(error.formats) <= {"csv", "tsv"} and error.formats and guessed != numbers:
         advice += f". If the first line is data and not a header: {_format_columns(numbers)}"
@@ -140,7 +142,7 @@ def describe_use_in_training(
 ) -> str:
     """Why a score on these files is not a test score of a run with this recipe; "" if the run has not used them.
 
-    With `is_held_out`, the records are those that the run held out of the files.
+    `is_held_out` means that the run held out these records of the files.
     """
     data, root = recipe.data, cache_root(recipe.data)
     is_chosen = recipe.train.final == "best" or recipe.train.patience > 0
@@ -164,7 +166,7 @@ def describe_use_in_training(
 
 
 def find_training_files(recipe: Recipe, files: Files, *, format: str = "", split: str = "") -> list[Path]:
-    """Those of the files that a run with this recipe was trained on, or copies of such files."""
+    """The files that a run with this recipe was trained on, and copies of such files."""
     sections = _training_sections(recipe)
     trained = {path for names, own_format in sections for path in _find_files(names, own_format, "train")}
     return _find_same_files(_find_files(files, format, split or "test"), trained, cache_root(recipe.data))
@@ -192,7 +194,7 @@ def _find_files(files: Files, format: str, split: str) -> set[Path]:
 
 
 def _find_same_files(files: set[Path], others: set[Path], root: Path) -> list[Path]:
-    """The files that are also in `others`, or a copy of one of them. Only files of the same size are hashed."""
+    """The files that are also in `others`, or copies of files in `others`. Only files of the same size are hashed."""
     hashes = FileHashes(root / "contents.json")
     sizes = {path.stat().st_size for path in files - others if path.is_file()}
     same = files & others

@@ -34,7 +34,7 @@ def list_models(runs: Path = Path("runs")) -> list[ListedModel]:
     """The bundled models, and the runs in the folder `runs`."""
     found = [box_model(name, folder) for name, folder in bundled_folders().items()]
     folders = sorted(path for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
-    # A run that failed before its first step has nothing to use or to resume.
+    # A run that failed before its first step is not listed, because it can be neither used nor resumed.
     return found + [run_model(RunFolder(folder)) for folder in folders if RunFolder(folder).has_progress]
 
 
@@ -46,7 +46,7 @@ def box_model(name: str, folder: Path) -> ListedModel:
 
 
 def run_model(run: RunFolder) -> ListedModel:
-    """A run: its objective, the metrics of its last evaluation, and how far it is. What cannot be read is left out."""
+    """A run: its objective, the metrics of its last evaluation, and its progress. Unreadable parts are left out."""
     try:
         recipe = tomllib.loads(run.read_recipe())
         records = run.log_records()

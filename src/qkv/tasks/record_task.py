@@ -1,4 +1,4 @@
-"""Tasks with a prediction for each record: the part that they share, from records to metrics."""
+"""The common part of tasks with one prediction per record: from records to metrics."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class RecordTask(Task):
 
     @abstractmethod
     def select(self, config: Config, records: Sequence[Record], options: Any, notes: list[str]) -> list[Record]:
-        """The records that can be evaluated; a note says how many others there are, and why."""
+        """The records that can be evaluated; a note says how many others there are, and why they cannot."""
 
     def score_records(self, model: TextModel, records: Sequence[Record], options: Any, notes: list[str]) -> Scored:
         """Predict the records, and compare the predictions with what the records expect."""

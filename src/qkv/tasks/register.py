@@ -1,4 +1,4 @@
-"""`register`: one way to add rows to the tables of qkv from a package of one's own."""
+"""`register`: one way to add rows to the tables of qkv from your own package."""
 
 from collections.abc import Callable, Collection
 from importlib import import_module

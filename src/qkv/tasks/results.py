@@ -1,8 +1,8 @@
 """The base of the results of tasks. Each prints as text, shows as HTML in a notebook, and converts to JSON values.
 
 A result describes itself once: `summary` is one line, as `qkv run` prints it; `rows` is a table of details; and
-`marked_text` is a text with labelled spans. `str`, HTML and `repr` are made of these three. Its fields are the JSON
-values and the JSON schema, except fields with the metadata `qkv.values.HIDDEN`.
+`marked_text` is a text with labelled spans. `str`, HTML and `repr` show these three. Its fields are the JSON values and
+the JSON schema, except fields with the metadata `qkv.values.HIDDEN`.
 """
 
 from abc import ABC, abstractmethod

@@ -24,7 +24,7 @@ Metric = Callable[[Sequence[Any], Sequence[Any]], float]
 
 @dataclass(frozen=True)
 class MetricRow:
-    """A metric of one's own, and the tasks that it is for. A higher value is better."""
+    """A metric registered from outside qkv, and the tasks that it is for. A higher value is better."""
 
     compute: Metric
     tasks: tuple[str, ...]
@@ -44,7 +44,7 @@ class Baseline:
     """A simple way to predict, which a model should beat: (scorer, training records, records) → predictions."""
 
     predict: Callable[["TaskScorer", Sequence[Record], Sequence[Record]], list[Any]]
-    is_cheap: bool = False  # it takes almost no time, so the last lines of `qkv train` have it
+    is_cheap: bool = False  # it takes almost no time, so it is in the last lines of `qkv train`
     applies: Callable[["TaskScorer", Sequence[Record]], bool] = lambda scorer, records: True
 
 
@@ -53,7 +53,7 @@ class TaskScorer(ABC):
 
     modality: ClassVar[str]  # of what it predicts: text, label, labels, tags or number
     metric: str
-    metrics: Mapping[str, Metric]  # all that it can compute, the main one first
+    metrics: Mapping[str, Metric]  # all metrics that it can compute, the main one first
     selectable: ClassVar[tuple[str, ...]] = ()  # the metrics that a recipe can choose as the main one
     always_measured: ClassVar[tuple[str, ...]] = ()  # in addition to the requested metrics
     has_classes: bool = False
@@ -76,7 +76,7 @@ class TaskScorer(ABC):
 
     @abstractmethod
     def predict(self, model: TextModel, records: Sequence[Record], options: Any, notes: list[str]) -> list[Prediction]:
-        """The model's predictions. The options are those of the evaluation; the notes say what was truncated."""
+        """The model's predictions. `options` are the options of the evaluation; `notes` say what was truncated."""
 
     def measure(self, predicted: Sequence[Any], expected: Sequence[Any]) -> float:
         """The main metric."""
@@ -93,16 +93,16 @@ class TaskScorer(ABC):
         return [float(ours == theirs) for ours, theirs in zip(predicted, expected, strict=True)]
 
     def full_text(self, record: Record) -> str:
-        """All inputs of the model, to compare records with each other."""
+        """All inputs of the model as one text, to compare records with each other."""
         values = [record.fields[name] for name in self.input_fields if record.fields.get(name)]
         return "\n".join(" ".join(map(str, one)) if isinstance(one, list) else str(one) for one in values)
 
     def text(self, record: Record) -> str:
-        """The input of the model, for a reader and for baselines."""
+        """The input of the model as text, for display and for baselines."""
         return self.full_text(record)
 
     def show(self, value: Any, record: Record | None = None) -> str:
-        """A prediction, or what is expected, for a reader; the record may have its words."""
+        """A predicted or expected value as text; if it consists of tags, the record has the words."""
         return str(value)
 
     def make_sample(self, record: Record, predicted: Any, expected: Any) -> Sample:
@@ -112,11 +112,11 @@ class TaskScorer(ABC):
         return Sample(shown, self.show(predicted), self.show(expected), None if shown == joined else joined)
 
     def signatures(self, names: Sequence[str]) -> Mapping[str, str]:
-        """How metrics were computed, as their libraries state it."""
+        """The signatures with which libraries state how they computed metrics."""
         return {}
 
     def items(self, value: Any) -> set[Any]:
-        """The items that precision and recall of the classes count; only if `has_classes`."""
+        """The items of a value that precision and recall count; only if `has_classes`."""
         return {value}
 
     def class_of(self, item: Any) -> Hashable:

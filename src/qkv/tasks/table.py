@@ -55,13 +55,13 @@ def supported_tasks(config: Config) -> list[Task]:
 
 
 def name_task(config: Config, objective: str) -> Config:
-    """The config of a model that has learned an objective, with the task's name if its head and family do not tell."""
+    """Store the task's name in a config if head and family do not determine the task of this objective."""
     own = next((task.name for task in TASKS.values() if task.objective == objective and task.supports(config)), None)
     return dataclasses.replace(config, task=None if own is None or own == find_task(config).name else own)
 
 
 def find_starters() -> dict[str, Starter]:
-    """What `qkv init` can write a recipe for: the tasks, and the objectives that only prepare a model for a task."""
+    """The starters of `qkv init`: of the tasks, and of the objectives that only pretrain a model for a task."""
     tasks = {
         task.starter_name or task.name: dataclasses.replace(task.starter, objective=task.objective)
         for task in TASKS.values()

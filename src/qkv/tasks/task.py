@@ -1,4 +1,4 @@
-"""A task: what a person can ask of a model, declared once.
+"""A task: what a model can do with a text, declared once.
 
 A task has one file in `qkv.tasks.verbs`. Everything else is derived from it: the method of `Model`, the options of
 `qkv run`, the HTTP route, the panel of the studio, the evaluation, the report and the recipe of `qkv init`.
@@ -33,7 +33,7 @@ class TaskOptions:
     """
 
     def check(self) -> None:
-        """Raise an error if the values do not go together."""
+        """Raise an error if the options contradict each other."""
 
 
 class Task(ABC):
@@ -50,20 +50,20 @@ class Task(ABC):
     reads_words: ClassVar[bool] = False  # a text may be given as the list of its words
     needs_all_inputs: ClassVar[bool] = False  # whether a text alone is not enough
     Options: ClassVar[type[TaskOptions]] = TaskOptions
-    results: ClassVar[tuple[type[Result], ...]]  # the types of the results, one of which a model has
+    results: ClassVar[tuple[type[Result], ...]]  # the types of results; each model returns one of them
     EvalOptions: ClassVar[type["EvaluationOptions"]]
     scorers: ClassVar[tuple[type[TaskScorer], ...]] = ()  # one of them compares predictions with records
-    metrics: ClassVar[tuple[str, ...]] = ()  # of tasks without scorers, the main one first
+    metrics: ClassVar[tuple[str, ...]] = ()  # the metrics of a task without scorers, the main one first
     calls: ClassVar[tuple[str, ...]] = (EMBED_POOLED,)  # other methods of `Model` that such a model supports
     batch_size: ClassVar[int] = 32  # of texts, by default
     evaluation_batch_size: ClassVar[int] = 32
     max_samples: ClassVar[int] = 5  # predictions that an evaluation shows, by default
     generates: ClassVar[bool] = False  # the model generates text
-    reads_documents: ClassVar[bool] = False  # it is evaluated on running text, whose tokens are counted
+    reads_documents: ClassVar[bool] = False  # it is evaluated on the tokens of running text
     starter: ClassVar["Starter | None"] = None  # the recipe that `qkv init` writes
     shows_details: ClassVar[bool] = False  # `qkv run` prints the table of details below each text
     continues_by_default: ClassVar[bool] = False  # without its options, `qkv run` generates one continuation
-    preview_options: ClassVar[Mapping[str, Any]] = {}  # of `run_default` where a short result is enough: in the studio
+    preview_options: ClassVar[Mapping[str, Any]] = {}  # of `run_default` in the studio, where a short result is enough
     example_inputs: ClassVar[tuple[str, ...]] = ("your text",)  # placeholders of the inputs in an example of a command
     example_data: ClassVar[str] = ""  # what a file of records looks like, for error messages
 
@@ -73,7 +73,7 @@ class Task(ABC):
         return OBJECTIVES[self.objective]
 
     def supports(self, config: Config) -> bool:
-        """Whether a model can do this task. A decoder can do the tasks of encoders that it has the head for."""
+        """Whether a model can do this task. A decoder can do the task of an encoder if it has the task's head."""
         families = {*self.spec.families, *(["decoder"] if self.spec.families == ("encoder",) else [])}
         return config.head.kind == self.spec.head and config.family in families
 
@@ -103,7 +103,7 @@ class Task(ABC):
         return len(self.inputs) > 1
 
     def read_line(self, line: str) -> str | tuple[str, ...]:
-        """The input that a line has: a text, or two texts with a tab between them if the model reads two."""
+        """The input in a line: a text or, if the model reads two texts, two with a tab between them."""
         return tuple(line.split("\t")) if self.accepts_pairs and line.count("\t") == 1 else line
 
     @abstractmethod
@@ -120,7 +120,7 @@ class Task(ABC):
         """Predict the records and compute the metrics. The notes say which records were left out, and why."""
 
     def find_scorer(self, config: Config, records: Sequence[Record]) -> TaskScorer | None:
-        """How predictions are compared with records one by one; None for tasks that count tokens."""
+        """The scorer that compares predictions with records one by one; None for tasks that are evaluated on tokens."""
         return None
 
     def make_scorer(self, config: Config, records: Sequence[Record]) -> TaskScorer | None:
@@ -131,17 +131,17 @@ class Task(ABC):
         return scorer
 
     def list_metrics(self) -> list[str]:
-        """The metrics of all models and records."""
+        """All metrics of the task, whatever the model and the records."""
         built_in = [*self.metrics, *(name for scorer in self.scorers for name in scorer.metrics)]
         return list(dict.fromkeys([*built_in, *own_metrics(self.name)]))
 
     def available_metrics(self, config: Config, records: Sequence[Record]) -> Sequence[str]:
-        """The metrics of a model on these records, which have the task's fields, the main one first."""
+        """The metrics of a model on these records, the main one first. The records have the task's fields."""
         scorer = self.make_scorer(config, records)
         return self.metrics if scorer is None else list(scorer.metrics)
 
     def make_options(self, values: Mapping[str, Any]) -> Any:
-        """The options of a call by name, checked."""
+        """Check the options of a call, given by name."""
         known = [one.name for one in fields(self.Options)]
         for name in values:
             if name not in known:

@@ -57,7 +57,7 @@ def render_reference(task: Task) -> str:
 
 
 def describe_line(task: Task) -> str:
-    """What an input line is."""
+    """The format of an input line."""
     if task.needs_all_inputs:
         return f"a line has the {' and the '.join(task.inputs)}, with a tab between them"
     return "a line is a text, or two texts with a tab between them" if task.accepts_pairs else "a line is a text"

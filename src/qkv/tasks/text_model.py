@@ -20,7 +20,7 @@ class TextModel:
     tap: Tap | None = field(default=None, compare=False)  # changes activations inside the network
     batch_size: int = field(default=32, compare=False)  # of texts
     progress: OnProgress | None = field(default=None, compare=False)
-    kept: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # what a task keeps between calls
+    kept: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # data that tasks keep between calls
 
 
 def require_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:

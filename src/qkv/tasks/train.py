@@ -265,14 +265,14 @@ class ValidationMetrics:
         return self._evaluate(network, records, beam=train.eval_beam, metrics=metrics, progress=progress)
 
     def sample(self, network: Network) -> Sample | None:
-        """A prediction for one validation example; each call uses the next one."""
+        """A prediction for one validation example; each call uses the next example."""
         example = self.examples[self.next_record % len(self.examples)]
         self.next_record += 1
         samples = self._evaluate(network, [example]).samples
         return samples[0] if samples else None
 
     def _evaluate(self, network: Network, records: Sequence[Record], **options: Any) -> Evaluation:
-        # A few examples of a validation set may all have labels that the training data lacks.
+        # The labels of a small sample may all be missing in the training data.
         options |= {"check_classes": False}
         options = {name: value for name, value in options.items() if has_option(self.task, name)}
         return evaluate(network, self.prepared.tokenizer, self.prepared.config, records, **options)
@@ -281,7 +281,7 @@ class ValidationMetrics:
 def split_long_texts(records: Sequence[Record], task: Task) -> list[Record]:
     """The records as examples of similar length: a language model's long texts are split, so that they can be sampled.
 
-    A text file is a single record, and may have gigabytes.
+    A text file is a single record, which may have gigabytes.
     """
     if not task.reads_documents:
         return list(records)

@@ -1,4 +1,4 @@
-"""Check on the user's machine, with the user's recipe, that a run can be killed and resumed without any difference.
+"""Check on the user's machine, with the user's recipe, that killing and resuming a run does not change its result.
 
 The recipe is trained for a few steps twice, in separate processes: once without interruption, and once killed with
 SIGKILL between two checkpoints and resumed. Weights, optimizer state and log must be bit-for-bit identical.

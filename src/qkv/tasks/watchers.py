@@ -41,7 +41,7 @@ class MetricsLog(Watcher):
     def __init__(self, folder: RunFolder, recipe: str, flops_per_token: int | None = None) -> None:
         self.folder = folder
         self.recipe = recipe
-        self.flops_per_token = flops_per_token  # of training; None: a part of the model does not state them
+        self.flops_per_token = flops_per_token  # training FLOPs; None: a part of the model does not state its FLOPs
 
     def on_start(self, start: RunStart) -> None:
         """Write the recipe, log the cost of the model if the run is new, and log the notes so far."""

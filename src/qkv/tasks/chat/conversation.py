@@ -93,10 +93,10 @@ class Chat:
         return ChatReply(text, result.finish_reason, result.ids, result.score, history, num_dropped)
 
     def fit(self, messages: Sequence[Message], reply_tokens: int, special: bool = False) -> tuple[list[int], int]:
-        """The ids of the longest part of a chat that leaves room for a reply, and how many messages were left out.
+        """The ids of the longest end of a chat that leaves room for a reply, and how many messages were left out.
 
-        The oldest messages are left out first, so that the chat begins with a message of the user. The system prompt
-        and the last message are always kept.
+        The oldest messages are left out first, and the remaining chat begins with a message of the user. The system
+        prompt and the last message are always kept.
         """
         max_prompt = self.model.config.stack.max_positions - reply_tokens
         is_unlimited = self.model.config.stack.max_positions == 0
@@ -127,7 +127,7 @@ class Chat:
         return fitting
 
     def _add_end_token(self, network: Network) -> Network:
-        """The network, with the token that ends the assistant's message as an end token, if it is not one already."""
+        """The network; the token that ends the assistant's message becomes one of its end tokens."""
         if self.template.is_plain:
             return network
         end_token = self.template.find_end_token()

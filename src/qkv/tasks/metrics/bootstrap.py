@@ -3,11 +3,11 @@
 The records are resampled with replacement, and the metric is computed for each sample. The 95 % interval holds the
 values between the 2.5th and the 97.5th percentile. Two models are compared on the same samples (Koehn 2004,
 "Statistical Significance Tests for Machine Translation Evaluation"): the interval of their difference is narrower than
-those of their scores, because both models find the same records hard. The random numbers are seeded, so the same
-predictions give the same intervals.
+the intervals of their scores, because both models find the same records hard. The random numbers are seeded, so the
+same predictions give the same intervals.
 
-A sample is described by its weights: how often it has each record. A metric computes the statistics of each record
-once, such as the matching n-grams of a sentence, and its score is a function of their weighted sums.
+A sample is described by its weights: how often each record occurs in it. A metric computes the statistics of each
+record once, such as the matching n-grams of a sentence, and its score is a function of their weighted sums.
 
 R resamples, N units (the records that are sampled: texts, sentences, queries)
 """
@@ -30,7 +30,7 @@ class Score(float):
     weighted: Callable[[np.ndarray], float]
 
     def __new__(cls, num_units: int, weighted: Callable[[np.ndarray], float]) -> "Score":
-        """Compute the value in which each unit counts once."""
+        """Compute the value from the weighted function, with weight 1 for each unit."""
         score = super().__new__(cls, weighted(np.ones(num_units)))
         score.num_units, score.weighted = num_units, weighted
         return score
@@ -76,7 +76,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Difference:
-    """The score of the second model minus that of the first, on the same records."""
+    """The second model's score minus the first model's score, on the same records."""
 
     value: float
     interval: Interval
@@ -99,7 +99,7 @@ def compare_metrics(
     """The differences of the metrics that two models have in common, by the paired bootstrap.
 
     Both must be scores of the same records, in the same order. The p-value is the fraction of resamples whose
-    difference is at least as far from the mean of all differences as the observed one is from 0.
+    difference is at least as far from the mean difference as the observed difference is from 0.
     """
     common = [name for name in one if num_units(one[name]) == num_units(other.get(name, 0.0)) >= 2]
     samples = [bootstrap({name: metrics[name] for name in common}, resamples) for metrics in (one, other)]
@@ -151,7 +151,7 @@ def bootstrap(metrics: Mapping[str, float], resamples: int, seed: int = SEED) ->
 
 
 def resample_weights(num_units: int, resamples: int, seed: int = SEED) -> Iterator[np.ndarray]:
-    """For each resample, how often it has each unit, (N,)."""
+    """For each resample, how often each unit occurs in it, (N,)."""
     rng = np.random.default_rng(seed)
     for _ in range(resamples):
         yield np.bincount(rng.integers(num_units, size=num_units), minlength=num_units).astype(np.float64)

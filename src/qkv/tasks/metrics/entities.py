@@ -83,7 +83,7 @@ def entity_counts(
     for number, (tags, wanted) in enumerate(zip(predictions, expected, strict=True), 1):
         if len(tags) != len(wanted):
             raise ValueError(f"sentence {number}: {len(tags)} predicted tags, but {len(wanted)} expected tags")
-    # Tags that mark the last word of an entity (IOBES, BILOU): an entity without it is incomplete.
+    # Tags that mark the last word of an entity (IOBES, BILOU): an entity without such a tag is incomplete.
     marks_ends = any(tag[0] in END_PREFIXES and tag[1:2] == "-" for tags in (*expected, *predictions) for tag in tags)
 
     def extract(tags: Sequence[str]) -> list[Entity]:

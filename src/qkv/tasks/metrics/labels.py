@@ -24,7 +24,7 @@ class ClassScores:
     precision: float
     recall: float
     f1: float
-    expected: int  # how often the class is expected, which is also called its support
+    expected: int  # how often the class is expected (its support)
     predicted: int
 
 

@@ -28,7 +28,7 @@ METRIC_NAMES = {
 
 
 def find_scale(metric: str) -> Scale:
-    """The scale of a metric; of a search, without its number of files.
+    """The scale of a metric; for a metric of a search, without the cutoff k.
 
     >>> find_scale("bleu"), find_scale("ndcg@10"), find_scale("accuracy")
     ('0 to 100', 'plain', 'fraction')

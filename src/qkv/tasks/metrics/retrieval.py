@@ -15,7 +15,7 @@ Judgements = Sequence[Mapping[Hashable, float]]
 
 
 def ndcg(rankings: Rankings, judgements: Judgements, k: int = 10) -> Score:
-    """The discounted cumulative gain of the first k documents, divided by that of the best possible ranking.
+    """The discounted cumulative gain (DCG) of the first k documents, divided by the DCG of the best possible ranking.
 
     >>> round(ndcg([["b", "x", "a"]], [{"a": 2, "b": 1}]), 4)     # (1 + 2 / log2(4)) / (2 + 1 / log2(3))
     0.7602
@@ -32,7 +32,7 @@ def ndcg(rankings: Rankings, judgements: Judgements, k: int = 10) -> Score:
 
 
 def mean_average_precision(rankings: Rankings, judgements: Judgements) -> Score:
-    """MAP: the mean of the precision at each relevant document; one that was not found counts as 0.
+    """MAP: the mean of the precision at each relevant document; a relevant document that was not found counts as 0.
 
     >>> mean_average_precision([["a", "x", "b"]], [{"a": 1, "b": 1}])       # (1/1 + 2/3) / 2
     0.8333333333333333

@@ -1,6 +1,6 @@
 """Metrics of generated texts: exact match, word error rate, ROUGE and the metrics of SQuAD.
 
-A text may have several references; it is compared with the best one.
+A text may have several references; the most similar reference counts.
 
 ROUGE (Lin 2004) counts the n-grams and subsequences that a summary shares with a reference, by the package rouge-score:
 `rouge1` and `rouge2` are the F1 of single words and of pairs of words, `rougeL` the F1 of the longest common

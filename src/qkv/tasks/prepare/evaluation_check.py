@@ -1,4 +1,4 @@
-"""Check before the first step that a run can be evaluated with the metric and the beam of its recipe."""
+"""Check before the first step that the recipe's metric and beam apply to the validation data."""
 
 from collections.abc import Sequence
 

@@ -1,8 +1,8 @@
 """An estimate of the memory that training takes, from shapes alone, before anything runs.
 
-Weights, gradients and the optimizer's state are counted exactly, on a network without memory (the meta device).
-Activations are the tensors that the forward pass keeps for the backward pass. They depend on kernels and compilers, so
-they are estimated:
+Weights, gradients and the optimizer's state are counted exactly, on a network on the meta device, which takes no
+memory. Activations are the tensors that the forward pass keeps for the backward pass. They depend on kernels and
+compilers, so they are estimated:
 
     per token and layer   what the parts state (blocks/cost.py); attention kernels keep no scores. Recurrent layers
                           compute in float32, and additive attention keeps (S + 14) C numbers per target token
@@ -133,8 +133,8 @@ def choose_micro_batch(
 ) -> tuple[int, str]:
     """Return the tokens of a micro-batch that fits into `free` bytes (0: the batch fits), and a note for the user.
 
-    A run that needs more memory than there is raises an error, which says what change helps. `can_split` is False if
-    a batch must not be split. `shards` is the number of ranks that share the weights.
+    If a run needs more memory than is free, an error says what change helps. `can_split` is False if a batch must not
+    be split. `shards` is the number of ranks that share the weights.
     """
     if free is None:
         return 0, ""

@@ -173,10 +173,10 @@ def modern_stack(overrides: Mapping[str, Any], requirements: ModelRequirements) 
 
 
 def recurrent_stack(overrides: Mapping[str, Any], requirements: ModelRequirements) -> StackConfig:
-    """A stack of recurrent layers, with overrides, which must include `block`.
+    """A stack of recurrent layers. The overrides must include `block`.
 
-    The embedding has σ = 1/√C, which suits a tied output matrix, and is multiplied by √C: the layers read numbers of
-    variance 1.
+    The embedding has σ = 1/√C, which suits a tied output matrix, and is multiplied by √C, so that the layers read
+    numbers of variance 1.
     """
     defaults = {
         "vocab_size": requirements.tokenizer.vocab_size,
@@ -205,7 +205,7 @@ def recurrence_notes(recipe: Recipe) -> list[str]:
 
 
 def default_num_heads(width: int) -> int:
-    """The number of heads of dimension 32 (64 in a wide model), or of the next larger even divisor of the width."""
+    """The number of heads. The head dimension is 32 (64 in a wide model), or the next larger even divisor of the width."""
     head_dim = 64 if width >= 512 else 32
     return next((n for n in range(max(1, width // head_dim), 0, -1) if width % n == 0 and width // n % 2 == 0), 1)
 
@@ -342,7 +342,7 @@ def _checkpoint_config(recipe: Recipe, requirements: ModelRequirements) -> Confi
 
 
 def _ignored_overrides(stack: StackConfig, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The overrides that differ from a checkpoint's stack in a field that its weights depend on."""
+    """The overrides that differ from a checkpoint's stack in fields that determine its weights."""
     fixed = {field.name for field in fields(stack)} - OVERRIDABLE_FIELDS
     if not stack.has_max_positions:
         fixed.remove("max_positions")
@@ -368,12 +368,12 @@ def needs_new_head(recipe: Recipe, config: Config) -> bool:
 
 
 def uncalibrated(head: HeadConfig) -> HeadConfig:
-    """A head without the temperature and the threshold that were fitted to the weights of a checkpoint."""
+    """The head of a checkpoint without its temperature and threshold, which were fitted to its old weights."""
     return replace(head, temperature=1.0, threshold=0.0, out_of_scope="")
 
 
 def load_base_model(recipe: Recipe, config: Config, device: str) -> StoredModel:
-    """Load the checkpoint, with a new head if it needs one."""
+    """Load the checkpoint, with a new head if the objective needs one."""
     head = config.head if needs_new_head(recipe, config) else None
     return load_model(recipe.model.from_, device=device, head=head, dtype=torch.float32, unfinished=False)
 
@@ -405,7 +405,7 @@ def checkpoint_notes(recipe: Recipe, config: Config, tokenizer: Tokenizer) -> li
 def apply_adapters(network: Network, recipe: Recipe, config: Config) -> Network:
     """Freeze parameters and add LoRA adapters as in the recipe.
 
-    A new head, which the checkpoint does not have, is trained in full besides the adapters.
+    A new head that the checkpoint does not have is trained in full, besides the adapters.
     """
     model = recipe.model
     if model.freeze:

@@ -55,7 +55,7 @@ from qkv.train.recipe.check import check_recipe
 from qkv.train.recipe.schema import Recipe
 
 MAX_CLASSES = 10_000  # a column with more distinct values is not a label
-MAX_SCOPE_RECORDS = 4000  # validation records that fit the threshold for texts out of scope
+MAX_SCOPE_RECORDS = 4000  # validation records used to fit the threshold for texts out of scope
 CHUNK_EXAMPLES = 2**18  # examples whose lengths are read at a time
 
 
@@ -93,7 +93,7 @@ def prepare(
 ) -> PreparedRun:
     """Read, tokenise and pack a recipe's data, and choose the config of a model for it.
 
-    A resumed run passes the `tokenizer` that it already has. With `free_memory`, a model that needs more bytes is an
+    A resumed run passes the `tokenizer` that it already has. A model that needs more than `free_memory` bytes is an
     error before the data is tokenised.
 
     >>> prepare(recipe).train_data.batch_size                                  # doctest: +SKIP
@@ -209,7 +209,7 @@ class _ExampleReader:
         self.encode = self.spec.make_encoder(self.setup)
 
     def read_training_data(self, sources: DataSources, problems: Problems, notes: list[str]) -> SequenceStream:
-        """The stream of training examples. The setup gets the sequence lengths that all sources share."""
+        """The stream of training examples. This sets the sequence lengths that all sources share in `setup`."""
         encoded = {name: self.encode_source(source, problems) for name, source in sources.train.items()}
         objectives, self.setup = _make_objectives(self.recipe, self.setup, encoded)
         mixed = objectives if self.recipe.data.mix else next(iter(objectives.values()))
@@ -299,7 +299,7 @@ def _advise_out_of_scope(recipe: Recipe, valid: Sequence[DataSource], classes: C
 
 
 def _find_reads_sentences(sources: Sequence[DataSource]) -> bool | None:
-    """Whether the model should read texts sentence by sentence: the answer of all sources; None if they differ."""
+    """Whether the model should read texts sentence by sentence. None if the sources do not agree."""
     found = set()
     for source in sources:
         max_read = MAX_PAIRS  # a built-in dataset has the same kind of pairs everywhere

@@ -1,12 +1,13 @@
 """Whether an encoder-decoder learns from single sentences, so that it should read longer texts sentence by sentence.
 
-Only pairs of sentences say so with some certainty, because each sentence of a text then has an output of its own.
-Dates, words, code and other texts without end marks, and texts of several sentences, must be read in one piece. Nothing
-is decided for sentences with other targets (labels, queries), and for sources that begin with the name of a task or a
-language, which only the first sentence of a text would have.
+Only pairs of sentences show this with some certainty, because each sentence of a text then has its own output. Dates,
+words, code and other texts without end marks, and texts of several sentences, must be read in one piece. Nothing is
+decided for sentences with other targets (labels, queries). Nor is it for sources that begin with the name of a task or
+a language, because only the first sentence of a text would begin with this name.
 
-The fraction of sentences in 1,000 pairs, of sources and targets: Multi30k 0.95 and 0.99, Tatoeba 0.99 and 0.99, COGS
-(logical forms) 1.00 and 0.00; of sources: instructions 0.69, dates 0.03, abstracts of papers, e-mails and SCAN 0.00.
+The fractions of single sentences among the sources and the targets of 1,000 pairs: Multi30k 0.95 and 0.99, Tatoeba 0.99
+and 0.99, COGS (logical forms) 1.00 and 0.00. Among sources only: instructions 0.69, dates 0.03, abstracts of papers,
+e-mails and SCAN 0.00.
 """
 
 from collections import Counter
@@ -28,7 +29,8 @@ TAG_STARTS = ("<", ">", "[", "{")  # <2de>, >>fra<<, [summarise]
 
 
 def find_reads_sentences(pairs: Sequence[tuple[str, str]]) -> bool | None:
-    """Whether texts should be split into sentences, by pairs of the training data; None if they do not decide it.
+    """Whether texts should be split into sentences, decided by pairs of the training data; None if the pairs do not
+    decide it.
 
     >>> find_reads_sentences([(f"It is {n}:00.", f"Es ist {n} Uhr.") for n in range(5)] * 10) is None  # always "It is"
     True

@@ -115,7 +115,7 @@ class BuiltinSource:
         return digest([self.dataset.name, self.dataset.fingerprint, self.split, self.num_examples, dict(self.columns)])
 
     def identity(self, root: Path) -> str:
-        """The content hash; nothing on disk is read."""
+        """The content hash; it reads nothing from disk."""
         return self.content_hash
 
     def encoded(self, encode: RecordEncoder, root: Path, problems: Problems, progress: OnProgress | None) -> TokenCache:
@@ -205,7 +205,7 @@ def open_source(recipe: Recipe, data: DataSection, data_files: Any, split: DataS
 
 
 def find_list_fields(kind: str, files: DataFiles) -> dict[str, ListMeaning]:
-    """The fields of texts that are lists in one of the first records, and what a list is in each."""
+    """The text fields that hold lists in one of the first records, and what the elements of each list are."""
     meanings = {one.name: one.list_meaning for one in OBJECTIVES[kind].fields if one.list_meaning}
     formats = {group.format for group in files.find_groups(Problems(max_invalid_fraction=1))}
     if not meanings or not formats & FORMATS_WITH_LISTS:
@@ -314,7 +314,7 @@ def cache_root(data: DataSection) -> Path:
 
 
 def check_cache_folder(root: Path) -> None:
-    """Raise an error if a folder has visible entries, but none of a cache, because a recipe may name any folder."""
+    """Raise an error if a folder has visible files, but no cache: a recipe may name any folder by mistake."""
     with suppress(OSError):  # reported when it is written
         entries = [entry for entry in root.iterdir() if not entry.name.startswith(".")]
         if entries and not any(entry.name in CACHE_ENTRIES or (entry / META_FILE).is_file() for entry in entries):

@@ -29,7 +29,7 @@ from qkv.train.checkpoint.files import run_path
 from qkv.train.recipe.schema import Recipe, TokenizerSection
 
 CACHE_VERSION = 3  # increase it if the same texts and options give another tokenizer
-MAX_TRAINING_CHARS = 200_000_000  # of more text a sample is taken: the rest takes long and hardly changes a tokenizer
+MAX_TRAINING_CHARS = 200_000_000  # a longer text is sampled: more text takes long and hardly changes a tokenizer
 SAMPLE_SEED = 0
 PROBE_CHARS = 16_000_000  # characters from which the number of all characters is estimated
 SAMPLE_KEY = "training_sample"  # in tokenizer_config.json: the fraction of the text, if it is a sample
@@ -138,7 +138,7 @@ def train_tokenizer(
 
 
 def count_symbols(texts: Iterable[str], counts: Counter[str]) -> Iterator[str]:
-    """The texts, while `counts` counts for each character the texts that have it."""
+    """Yield the texts, and count in `counts` for each character the number of texts that contain it."""
     for text in texts:
         counts.update(set(text))
         yield text
@@ -152,7 +152,7 @@ def frequent_symbols(counts: Counter[str]) -> str:
 
 
 def add_symbols(tokenizer: Tokenizer, sources: Sequence[DataSource]) -> None:
-    """Add the symbols of new training data to those that a tokenizer has seen."""
+    """Add the symbols of new training data to the symbols that a tokenizer has seen."""
     counts = Counter[str]()
     texts = training_texts(sources, [1.0] * len(sources))
     deque(count_symbols(islice(texts, MAX_SYMBOL_TEXTS), counts), maxlen=0)

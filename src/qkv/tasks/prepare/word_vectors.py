@@ -22,7 +22,7 @@ def load_word_vectors(section: ModelSection, config: Config, tokenizer: Tokenize
 def whole_word_token_ids(tokenizer: Tokenizer) -> dict[str, int]:
     """Map each word that is a single token to its token id.
 
-    The word has no word-start mark. If a word exists with and without the mark, the marked token is used.
+    Words are written without the word-start mark. If a word exists with and without the mark, the marked token is used.
     """
     plain: dict[str, int] = {}
     marked: dict[str, int] = {}

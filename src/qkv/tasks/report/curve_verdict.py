@@ -19,11 +19,11 @@ Verdict = Literal["diverged", "stalled", "overfitted", "improving", "settled", "
 MIN_EVALUATIONS = 3
 MAX_RISE = 0.05  # of the validation loss above its minimum, as a fraction
 MIN_CHANGE = 0.01  # the smallest change of a loss that matters, as a fraction of the first training loss
-EARLY = 0.8  # a minimum before this fraction of the run is early
-LATE_GAIN = 0.05  # a fall of the validation loss in the last quarter, as a fraction, that is worth a longer run
+EARLY = 0.8  # a minimum of the validation loss before this fraction of the run is early
+LATE_GAIN = 0.05  # if the validation loss falls by this fraction in the last quarter, a longer run is worth it
 MAX_GAP = 0.7  # a training loss below this fraction of the validation loss: a longer run would overfit
-MIN_FALL = 0.1  # of a loss in a whole run, as a fraction
-DIVERGED = 0.5  # a diverged run lost more than this fraction of its fall again
+MIN_FALL = 0.1  # a loss that falls by less than this fraction in a whole run has hardly fallen
+DIVERGED = 0.5  # the loss of a diverged run regained more than this fraction of its fall
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class CurveVerdict:
 
 
 def diagnose_curves(curves: RunCurves) -> CurveVerdict:
-    """Judge the curves of a run."""
+    """Decide from the curves of a run which verdict applies."""
     losses = curves.training
     finite = [(step, value) for step, value in losses if math.isfinite(value)]
     valid = [(step, value) for step, value in curves.validation.get("loss", []) if math.isfinite(value)]
@@ -87,10 +87,10 @@ def diagnose_curves(curves: RunCurves) -> CurveVerdict:
 
 
 def value_at_last_quarter(points: Points, lr: Points) -> float:
-    """The value of a curve where the last quarter of the training starts; its last value if there is none before.
+    """The last value of a curve before the last quarter of the training; the final value if there is none.
 
-    Training is measured by the sum of the learning rates, because steps with a low learning rate change little: with a
-    cosine schedule, the loss of a run that is far too short is flat at its end, too.
+    Training is measured by the sum of the learning rates, because steps with a low learning rate change little. For
+    example, with a cosine schedule, the loss of a run that is far too short is flat at its end, too.
     """
     total = sum(rate for _, rate in lr)
     done, border = 0.0, lr[-1][0]

@@ -27,14 +27,14 @@ MIN_LINE_WORDS = 8
 
 @dataclass
 class ReportData:
-    """The records of a run. Evaluation records are those of the validation data, else those of the test data."""
+    """The records of a run. The evaluation records are the validation data or, if there is none, the test data."""
 
     recipe: Recipe
     task: Task
     evaluation: list[Record]
     evaluation_sources: Sequence[DataSource]
     training_sources: list[DataSource]
-    split: str = "validation"  # or test: that of the evaluation records
+    split: str = "validation"  # the split of the evaluation records: validation or test
     test: list[Record] = field(default_factory=list)  # only for leakage, if `evaluation` is the validation data
     problems: Problems = field(default_factory=lambda: Problems(max_invalid_fraction=1))
 
@@ -45,7 +45,7 @@ class ReportData:
 
     @property
     def unit(self) -> str:
-        """What a record of this data is."""
+        """The word for one record of this data: "document" or "record"."""
         is_text = self.task.reads_documents and any("text" in one.fields for one in self.evaluation)
         return "document" if is_text else "record"
 
@@ -54,7 +54,7 @@ class ReportData:
         return chain.from_iterable(source.records(Problems(max_invalid_fraction=1)) for source in self.training_sources)
 
     def sample_training(self, count: int = MAX_TRAINING_RECORDS) -> list[Record]:
-        """Some training records, always the same ones; of documents, excerpts of the first ones."""
+        """A fixed sample of the training records; if they are documents, excerpts of the first ones."""
         records = self.training_documents() if self.task.reads_documents else self.training()
         return split_long_texts(sample_records(records, count), self.task)[:count]
 
@@ -101,9 +101,9 @@ def limit_text(records: Iterator[Record]) -> Iterator[Record]:
 
 
 def read_lines(sources: Iterable[DataSource]) -> Iterator[Record]:
-    """The lines of documents as records of their own, because a whole document hardly occurs twice.
+    """The lines of documents, each as a record, because a whole document rarely occurs twice.
 
-    A line of a text file has its own location; a line of another file has that of its document.
+    A line of a text file has its own location. A line of any other file has the location of its document.
     """
     for source in sources:
         is_text = isinstance(source, FileSource) and all(
@@ -119,7 +119,7 @@ def read_lines(sources: Iterable[DataSource]) -> Iterator[Record]:
 
 
 def count_lines_before(source: DataSource) -> dict[FileLocation, int]:
-    """The number of lines that training has of each document, if the rest of the document is held out."""
+    """For each document whose end is held out, the number of its lines in the training data."""
     if not isinstance(source, FileSource) or source.split is None or source.split_name != "validation":
         return {}
     training = replace(source, split_name="train").records(Problems(max_invalid_fraction=1))
@@ -188,7 +188,7 @@ def report_data(
 
 
 def token_lengths(data: ReportData, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The length that 99 % of a sample do not exceed: of all texts of a record; of pairs, of the target and source."""
+    """The 99th percentile of the lengths of a sample: per record or, for pairs, of the targets and of the sources."""
     sample = data.sample_training(MAX_LENGTH_SAMPLE)
     names = [("target",), ("source",)] if any("source" in one.fields for one in sample) else [("",)]
 

@@ -1,4 +1,4 @@
-"""What a report has found out about a run, on which advice depends; and the class of advice itself."""
+"""`RunDiagnostics`, the measurements of a run on which advice depends, and the class `Advice`."""
 
 import math
 import shlex
@@ -18,13 +18,13 @@ from qkv.train.recipe.schema import Files, Recipe
 
 NEARLY_PERFECT = 98.0  # points
 MIN_LEAD = 2.0  # points above a baseline
-MIN_METRIC_GAIN = 2.0  # points by which a metric clearly rose
+MIN_METRIC_GAIN = 2.0  # points; a smaller rise of a metric does not count
 MIN_LOSS_LEAD = 0.1  # nats per token below the unigram model
 NEAR_UNIGRAM = 0.85  # a loss above this fraction of the unigram model's is close to it
 LANGUAGE_METRICS = ("loss", "masked_accuracy")  # the main metrics of language models
-MIN_STEPS = 20  # a run of fewer steps is too short to judge
+MIN_STEPS = 20  # a run of fewer steps is too short for a verdict
 MAX_BUDGET_FACTOR = 10
-SAME_OUTPUT = 0.9  # the fraction of equal predictions of a model that has learned nothing
+SAME_OUTPUT = 0.9  # if this fraction of the predictions is equal, the model has learned nothing
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Advice:
 
 @dataclass(kw_only=True)
 class RunFindings:
-    """What was found out about a run. Parts that do not apply to its task, or were not examined, are None."""
+    """The measurements of a run. Parts that do not apply to its task, or were not measured, are None."""
 
     folder: str
     fit: CurveVerdict
@@ -69,10 +69,10 @@ class RunDiagnostics(RunFindings):
 
     recipe: Recipe
     config: Config
-    most_common_output_fraction: float = 0.0  # the fraction of equal predictions, if the expected outputs differ
-    metric_curve: list[tuple[float, float]] = field(default_factory=list)  # the main metric in the run
-    full_epochs: int | None = None  # how often the run has read all of its training data, if the log says so
-    late_metric_gain: float = 0.0  # of the main metric in the last quarter of the training, if it ended at its best
+    most_common_output_fraction: float = 0.0  # 0 if the expected outputs are equal, too
+    metric_curve: list[tuple[float, float]] = field(default_factory=list)  # (step, main metric)
+    full_epochs: int | None = None  # how often the run has read all of its training data; None: unknown
+    late_metric_gain: float = 0.0  # rise of the main metric in the last quarter; 0 if it was higher before
     is_finished: bool = True  # whether the run has spent its budget, or ended early by itself
     new_run: str = ""  # a free name for the next run; by default the name of this run with -2
 
@@ -85,7 +85,7 @@ class RunDiagnostics(RunFindings):
         return " ".join(map(shlex.quote, words))
 
     def advise(self, name: str, title: str, reason: str, *overrides: str) -> Advice:
-        """Advice whose command trains a new run."""
+        """Make advice whose command trains a new run."""
         return Advice(name, title, reason, overrides, self.command(*overrides))
 
     @property
@@ -97,7 +97,7 @@ class RunDiagnostics(RunFindings):
 
     @property
     def budget_overrides(self) -> tuple[str, ...]:
-        """Twice the budget of the run, or up to ten times, if it read few of its records or had hardly any steps."""
+        """Twice the budget of the run; up to ten times if the run read few of its records or had few steps."""
         reads_records = not OBJECTIVES[self.recipe.objective.kind].reads_documents
         needed = max(MIN_STEPS / max(1, self.fit.steps), 2 / self.epochs if reads_records else 0)
         factor = min(max(2, math.ceil(needed)), MAX_BUDGET_FACTOR)
@@ -115,7 +115,7 @@ class RunDiagnostics(RunFindings):
 
     @property
     def training_gap(self) -> float:
-        """By how many points the score on the training data is better; 0 if it was not measured."""
+        """The score on the training data minus the score on the evaluation data, in points; 0 if it was not measured."""
         if self.score is None or self.score.training is None:
             return 0.0
         return to_points(self.score.metric, self.score.training.value - self.score.model.value)
@@ -129,14 +129,14 @@ class RunDiagnostics(RunFindings):
 
     @property
     def is_nearly_perfect(self) -> bool:
-        """Whether there is hardly anything left to gain."""
+        """Whether the score is so high that little can be gained."""
         if self.score is None or self.score.metric == "loss":
             return False
         return to_points(self.score.metric, self.score.model.value) >= NEARLY_PERFECT
 
     @property
     def is_below_baseline(self) -> bool:
-        """Whether a baseline is clearly better than the model: outside the model's interval."""
+        """Whether a baseline is clearly better than the model: its score is above the model's interval."""
         if self.score is None or self.score.best_baseline is None:
             return False
         low, high = self.score.model.interval or (self.score.model.value, self.score.model.value)
@@ -170,9 +170,10 @@ class RunDiagnostics(RunFindings):
 
     @property
     def has_stalled(self) -> bool:
-        """Whether the losses hardly fell, and the score does not show that the model has learned nevertheless.
+        """Whether the losses hardly fell, and the score does not prove that the model has learned.
 
-        A loss that was low at the start, such as that of a fine-tuned model, hardly falls. Chats have no baseline.
+        If a loss is low at the start, as in fine-tuning, it hardly falls although the model learns. Chats have no
+        baseline to compare with.
         """
         score = self.score
         has_lead = score is not None and (score.best_baseline is not None or score.metric == "loss")

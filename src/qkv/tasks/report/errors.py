@@ -9,11 +9,11 @@ from qkv.tasks.baselines import BASELINE_NAME
 from qkv.tasks.report.score import ScoredPredictions, ScoredRecord
 
 MAX_LISTED = 8
-SLACK = 0.02  # a model at most this much worse than the baseline can still scorer labels
-MANY_CLASSES = 10  # with this many, two models rarely choose the same wrong class, even if one of them is weak
+SLACK = 0.02  # a model must not be worse than the baseline by more than this to question labels
+MANY_CLASSES = 10  # with this number, two models rarely choose the same wrong class, even if one of them is weak
 SURE = 0.5  # the lowest confidence of a sure prediction
 VERY_SURE = 0.8  # the lowest confidence of a prediction that contradicts a label
-MIN_SKILL = 1 / 3  # of the errors of the majority-class baseline: the fraction that a model must avoid to scorer labels
+MIN_SKILL = 1 / 3  # a model must avoid this fraction of the majority class's errors to question labels
 WRONG = 0.5  # a record with a lower score is wrong
 MIN_SUSPECTS = 5
 SUSPECT_FRACTION = 0.05
@@ -30,7 +30,7 @@ class ErrorReport:
     suspects: tuple[ScoredRecord, ...]  # the model is confident, and a baseline predicts the same other label
     num_suspects: int = 0
     num_sure: int = 0  # the number of records in the more confident half
-    is_reliable: bool = True  # whether both models together can scorer a label
+    is_reliable: bool = True  # whether model and baseline are good enough to question labels
 
     @property
     def has_suspect_labels(self) -> bool:
@@ -77,8 +77,8 @@ def beats_majority(scores: Sequence[float], expected: Sequence[Any]) -> bool:
 def find_suspects(predictions: ScoredPredictions) -> tuple[list[int], int]:
     """Records whose label is probably wrong, by confidence, and the number of records that were considered.
 
-    They are in the half of the records with the highest confidence, which must be at least `VERY_SURE`, and a baseline,
-    which uses other features, predicts the same class. Both together are rarely wrong.
+    The model predicts a different label with a confidence of at least `VERY_SURE` and of at least the median, and a
+    baseline, which uses other features, agrees with the model. Both together are rarely wrong.
     """
     opinion = second_opinion(predictions)
     confidences = [one or 0.0 for one in predictions.confidences]

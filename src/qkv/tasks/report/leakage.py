@@ -2,13 +2,13 @@
 
 Two texts are equal if their words are equal, whatever their case, punctuation and spaces. They are near-duplicates if
 their targets (labels, answers) are equal, too, and the sets of their word pairs have a Jaccard similarity of at least
-`MIN_SIMILARITY`. Texts from a template, which differ in a word, are different records: if more than `MAX_SIMILAR`
-training texts are that similar to an evaluation text, it is a near-duplicate only with a similarity of at least
-`MIN_TEMPLATE_SIMILARITY`, or if no other evaluation record has its target. If the sets of two texts have a
-Jaccard similarity of at least t, and the evaluation text has n pairs, then any ⌊(1 − t) n⌋ + 1 of them include a shared
-one. So it is enough to index its rarest pairs ("prefix filtering", Chaudhuri, Ganti and Kaushik 2006). The search is
-exact, except that pairs that very many records have are not indexed. The training data is read once, record by record,
-for a limited time; only the index of the evaluation data and the hashes of labelled texts are in memory.
+`MIN_SIMILARITY`. Texts from a template, which differ in a word, are different records. So if more than `MAX_SIMILAR`
+training texts are that similar to an evaluation text, it is a near-duplicate only if the similarity is at least
+`MIN_TEMPLATE_SIMILARITY`, or if no other evaluation record has its target. If the sets of two texts have a Jaccard
+similarity of at least t, and the evaluation text has n pairs, then any ⌊(1 − t) n⌋ + 1 of them include a shared one. So
+it is enough to index its rarest pairs ("prefix filtering", Chaudhuri, Ganti and Kaushik 2006). The search is exact,
+except that very frequent pairs are not indexed. The training data is read once, record by record, for a limited time;
+only the index of the evaluation data and the hashes of labelled texts are in memory.
 """
 
 import time
@@ -36,16 +36,16 @@ CLOCK_INTERVAL = 256  # records between two checks of the deadline
 class Leak:
     """A record of the evaluation, and the record of the training data that resembles it."""
 
-    evaluation: str  # the location of each
+    evaluation: str  # its location
     training: str
-    text: str  # of the evaluation record
+    text: str  # the text of the evaluation record
     training_text: str
     similarity: float  # 1 for equal words
 
 
 @dataclass
 class LeakageReport:
-    """The leaks, at most one for each evaluation record, the most similar."""
+    """The leaks: for each evaluation record at most one, the most similar training record."""
 
     num_evaluation: int
     num_training: int = 0  # the number of training records that were compared
@@ -56,7 +56,7 @@ class LeakageReport:
 
     @property
     def num_exact(self) -> int:
-        """The number of evaluation records whose words are those of a training record."""
+        """The number of evaluation records with the same words as a training record."""
         return sum(leak.similarity == 1 for leak in self.leaks.values())
 
     @property
@@ -126,7 +126,7 @@ def find_leakage(
 
 
 def index_rarest(shingles: Sequence[frozenset[int]]) -> dict[int, list[int]]:
-    """For the rarest word pairs of each record, the records that have them: enough to find every near-duplicate."""
+    """The rarest word pairs of each record → the numbers of the records: enough to find every near-duplicate."""
     frequency = Counter(pair for pairs in shingles for pair in pairs)
     index: defaultdict[int, list[int]] = defaultdict(list)
     for number, pairs in enumerate(shingles):

@@ -1,15 +1,15 @@
 """A learning curve: the score of models trained on fractions of the data, extrapolated to twice the data.
 
 The error e of a model falls with the number n of training records about as e = a · n^(−b) (Hestness et al. 2017, "Deep
-Learning Scaling is Predictable, Empirically"). A line is fitted to log e over log n, and followed to twice the data.
-The interval of the expected gain includes three kinds of uncertainty: the evaluation records are resampled; small
+Learning Scaling is Predictable, Empirically"). A line is fitted to log e over log n, and extrapolated to twice the
+data. The interval of the expected gain includes three kinds of uncertainty: the evaluation records are resampled; small
 fractions are trained on several subsets; and the line is fitted to all points, and to the last ones only, because real
-curves bend. The gain that would be measured on the same evaluation records has a wider interval: the model with twice
-the data has mistakes of its own, so its gain varies as the last gain of the curve does.
+curves bend. The gain that would be measured on the same evaluation records has a wider interval, because a model
+trained on twice the data makes different mistakes. Its gain varies as much as the last gain of the curve.
 
-For classifiers the curve is that of the baseline (TF-IDF with a linear SVM), which takes seconds. With a budget of
-minutes, it is that of the run's own recipe, trained on each fraction for an equal part of the time. For a language
-model, the records are excerpts of its documents, and the error is its loss.
+For classifiers, the curve of the baseline (TF-IDF with a linear SVM) is computed, which takes seconds. With a budget of
+minutes, the run's own recipe is trained on each fraction for an equal part of the time. For a language model, the
+records are excerpts of its documents, and the error is its loss.
 """
 
 import json
@@ -89,7 +89,8 @@ def learn_fractions(
 ) -> LearningCurve | None:
     """Train on random fractions, the smallest first, until the time is up; None for fewer than three points.
 
-    Of a fraction below a half, up to `max_subsets` disjoint subsets are used: the score of one depends on its records.
+    For a fraction below a half, up to `max_subsets` disjoint subsets are used, because the score of a single subset
+    depends on its records.
     """
     began = time.monotonic()
     shuffled = Random(0).sample(list(training), len(training))
@@ -107,9 +108,9 @@ def learn_fractions(
 
 
 def extrapolate(metric: str, scores: Mapping[int, Sequence[float]]) -> Gain:
-    """The gain of twice the largest number of records, from the scores of each number.
+    """The gain of twice the largest number of records; `scores` are number of records → scores.
 
-    Each resample takes one of the scores of each number, with resampled evaluation records. The gain is the mean
+    Each resample takes one score for each number of records, with resampled evaluation records. The gain is the mean
     over the lines fitted to all points, to all but the first, and so on, down to the last two.
 
     >>> round(extrapolate("accuracy", {100: [0.6], 200: [0.8], 400: [0.9]}).value, 3)
@@ -120,7 +121,7 @@ def extrapolate(metric: str, scores: Mapping[int, Sequence[float]]) -> Gain:
     sizes = np.log(list(scores))
 
     def gain(values: np.ndarray, first: int) -> np.ndarray:
-        """The gain by each row of scores (R, points), from the point number `first` on."""
+        """The gain for each row of scores (R, points), by a line through the points from number `first` on."""
         chosen = values[:, first:]
         errors = np.log(np.maximum(chosen if is_loss else (best - chosen) / best, MIN_ERROR))
         centred = sizes[first:] - sizes[first:].mean()
@@ -225,7 +226,7 @@ def train_on_fractions(
             return score(TextModel(made.network.to("cpu"), made.tokenizer, made.config), 60 * each)
 
         label = f"this recipe, {each:.2g} minutes on each fraction"
-        limit = 2 * 60 * minutes + OVERHEAD_SECONDS  # to prepare the data and to evaluate takes time, too
+        limit = 2 * 60 * minutes + OVERHEAD_SECONDS  # includes preparing the data and evaluating
         return learn_fractions(metric, label, training, RUN_FRACTIONS, train_and_score, limit)
 
 
@@ -240,7 +241,7 @@ def explain_no_curve(num_usable: int, unit: str = "record") -> str:
 def shorten_recipe(
     recipe: Recipe, folder: Path, model_folder: str, training: Sequence[Record], valid: Path, minutes: float
 ) -> Recipe:
-    """The recipe for a short run on these records, with the tokenizer of the run."""
+    """A recipe for a short run on these records, with the tokenizer of the reported run."""
     columns = {name: name for name in training[0].fields if all(name in one.fields for one in training)}
     data = DataSection(
         train=str(write_records(folder.with_suffix(".jsonl"), training)),

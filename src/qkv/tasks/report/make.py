@@ -298,7 +298,7 @@ class Reporter:
         training: Sequence[Record],
         score: ScoreReport | None,
     ) -> LearningCurve | None:
-        """The curve of the recipe, if there is time for it, else that of the SVM, for a classifier."""
+        """The learning curve of the recipe if there is time for it; otherwise, for a classifier, the curve of the SVM."""
         minutes = self.options.curve_minutes
         if self.options.quick:
             return None
@@ -344,7 +344,7 @@ class Reporter:
 
 
 def most_common_output_fraction(predictions: ScoredPredictions | None) -> float:
-    """The fraction of predictions that are equal; 0 if that is what is expected."""
+    """The fraction of equal predictions; 0 if the expected outputs are equal, too."""
     if predictions is None or not predictions.predicted:
         return 0.0
     shown, wanted = (

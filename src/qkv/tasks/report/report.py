@@ -20,7 +20,7 @@ class RunReport(RunFindings):
     data_name: str
     advice: tuple[Advice, ...]
     curves: RunCurves
-    model_notes: tuple[str, ...] = ()  # on the weights that were examined: those of a run that has not finished
+    model_notes: tuple[str, ...] = ()  # says which weights were examined if the run has not finished
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
 

@@ -73,7 +73,7 @@ def advise_test_leakage(run: RunDiagnostics) -> Advice | None:
 
 
 def describe_leaks(found: LeakageReport, part: str) -> str:
-    """How many records of a part of the data occur in the training data."""
+    """A sentence: how many records of a split occur in the training data."""
     near = len(found.leaks) - found.num_exact
     listed = f"{found.num_exact:,} word for word" + (f" and {near:,} nearly" if near else "")
     total = count_nouns(found.num_evaluation, f"{part} {found.unit}")
@@ -82,7 +82,7 @@ def describe_leaks(found: LeakageReport, part: str) -> str:
 
 
 def advise_labels(run: RunDiagnostics) -> Advice | None:
-    """Labels that two different models contradict are probably wrong; so are different labels of equal texts."""
+    """Labels that contradict two different models are probably wrong, and so are different labels of equal texts."""
     conflicts = run.leakage.conflicts if run.leakage is not None else []
     records = run.leakage.num_training if run.leakage is not None else 0
     reasons = []
@@ -119,7 +119,7 @@ def advise_unusable(run: RunDiagnostics) -> Advice | None:
 
 
 def advise_truncation(run: RunDiagnostics) -> Advice | None:
-    """What is cut off cannot be learned."""
+    """The model cannot learn from the truncated part of a record."""
     data = run.data
     if data is None or data.cut_fraction < CUT_FRACTION or data.suggested_length <= data.max_length:
         return None
@@ -142,7 +142,7 @@ def advise_truncation(run: RunDiagnostics) -> Advice | None:
 
 
 def advise_imbalance(run: RunDiagnostics) -> Advice | None:
-    """Rare classes that the model hardly finds."""
+    """Rare classes with a low F1."""
     score = run.score
     if score is None or not score.confusion or len(score.classes) < 2:
         return None
@@ -169,7 +169,7 @@ def advise_imbalance(run: RunDiagnostics) -> Advice | None:
 
 
 def advise_more_data(run: RunDiagnostics) -> Advice | None:
-    """The learning curve still rises."""
+    """More data helps if the learning curve still rises."""
     curve = run.learning_curve
     if curve is None or run.is_nearly_perfect:
         return None
@@ -187,7 +187,7 @@ def advise_more_data(run: RunDiagnostics) -> Advice | None:
 
 
 def advise_evaluation(run: RunDiagnostics) -> Advice | None:
-    """A score of few records says little."""
+    """A score on few records is imprecise."""
     score = run.score
     if score is None or score.model.interval is None or score.metric == "loss":
         return None

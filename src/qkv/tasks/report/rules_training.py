@@ -22,21 +22,21 @@ from qkv.train.run.folder import resume_command
 
 GAP_POINTS = 8.0  # between the scores on training and validation data
 UNDERFITTED = 90.0  # points; a lower score on the training data shows that the model is too small or hardly trained
-MIN_EPOCHS = 2.0  # if the model has seen its training data less often, it was not too small but trained too briefly
-ENOUGH_EPOCHS = 10  # a language model that is near the unigram model after these needs more than a longer run
+MIN_EPOCHS = 2.0  # a model that has seen its training data less often is not too small, but was trained too briefly
+ENOUGH_EPOCHS = 10  # a longer run does not help a language model that is near the unigram model after these epochs
 MAX_DROPOUT, DROPOUT_STEP = 0.5, 0.1
 PRETRAINED = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def find_init_task(run: RunDiagnostics) -> str:
-    """The task of `qkv init` for the objective of a run, if a pretrained encoder helps with it; else ""."""
+    """The task of `qkv init` for the objective of a run if a pretrained encoder helps with this task; otherwise ""."""
     starters = find_starters().items()
     kind = run.recipe.objective.kind
     return next((name for name, one in starters if one.objective == kind and one.pretrained), "")
 
 
 def advise_resuming(run: RunDiagnostics) -> Advice | None:
-    """A run that has not finished needs the rest of its budget, unless it has diverged."""
+    """Finish a run that has not finished, unless it has diverged."""
     if run.is_finished or run.fit.verdict == "diverged":
         return None
     budget = ", ".join(f"{key}={value:g}" for key, value in run.budget.items())
@@ -65,7 +65,7 @@ def advise_lr(run: RunDiagnostics) -> Advice | None:
 
 
 def advise_tested_lr(run: RunDiagnostics, reason: str) -> Advice | None:
-    """The learning rate that learned fastest in the test of `qkv doctor`, if it is another one."""
+    """The learning rate with which the loss fell fastest in the test of `qkv doctor`, if it differs from the recipe's."""
     lr, best = run.recipe.train.lr, better_lr(run.lr_check)
     if best is None or best == lr:
         return None
@@ -104,7 +104,7 @@ def advise_overfitting(run: RunDiagnostics) -> Advice | None:
 
 
 def advise_underfitting(run: RunDiagnostics) -> Advice | None:
-    """A run that was still improving, or is not better than a baseline, is too short, or the model is too small."""
+    """If a run was still improving, or is not better than a baseline, it is too short or its model is too small."""
     is_tested, best_lr = run.lr_check is not None, better_lr(run.lr_check)
     has_passed = best_lr in (None, run.recipe.train.lr) if is_tested else is_too_short(run)
     is_slow = run.has_not_learned and run.fit.verdict != "diverged" and has_passed
@@ -143,7 +143,9 @@ def advise_underfitting(run: RunDiagnostics) -> Advice | None:
 
 
 def describe_late_gain(run: RunDiagnostics) -> str:
-    """A sentence if the metric still rose clearly at the end, and the model does not memorise its training data."""
+    """A sentence for a run whose metric still rose clearly at the end, and whose model has not memorised its training
+    data.
+    """
     if run.score is None or run.training_gap >= GAP_POINTS:
         return ""
     metric, model = run.score.metric, run.score.model
@@ -155,7 +157,7 @@ def describe_late_gain(run: RunDiagnostics) -> str:
 
 
 def describe_short_run(run: RunDiagnostics) -> str:
-    """A sentence if the run was too short, although its loss did not fall at its end: the schedule ends flat."""
+    """A sentence for a run that was too short although its loss was flat at its end, where learning rates are low."""
     if is_language_model_at_baseline(run.score):
         return ""  # `advise_baseline` considers the learning rate, too
     if run.fit.steps < MIN_STEPS and (run.is_first_epoch or run.training_gap < GAP_POINTS):
@@ -182,12 +184,12 @@ def advise_longer(run: RunDiagnostics, reason: str) -> Advice:
 
 
 def describe_same_output(run: RunDiagnostics) -> str:
-    """A sentence on a model whose predictions are equal."""
+    """A sentence about a model whose predictions are nearly all equal."""
     return f"The model predicts the same for {100 * run.most_common_output_fraction:.0f} % of the records."
 
 
 def advise_pretrained(run: RunDiagnostics) -> Advice | None:
-    """A new encoder that a simple baseline beats, or that memorises its training data, needs better weights."""
+    """If a simple baseline beats a new encoder, or the encoder memorises its training data, fine-tune a pretrained one."""
     can_start = run.is_trained_from_scratch and find_init_task(run)
     if not can_start or not run.is_finished or run.has_not_learned or run.is_nearly_perfect:
         return None
@@ -203,9 +205,9 @@ def advise_pretrained(run: RunDiagnostics) -> Advice | None:
 
 
 def advise_baseline(run: RunDiagnostics) -> Advice | None:
-    """A model that a simple baseline beats has learned too little. A language model must be better than token counts.
+    """If a simple baseline beats a model, it has learned too little. A language model must beat token frequencies.
 
-    Language models are not evaluated on their training data, so `advise_underfitting` cannot judge their score.
+    Language models are not evaluated on their training data, so `advise_underfitting` does not apply to them.
     """
     reason, verdict = compare_with_baseline(run), "worse than"
     if not reason and is_language_model_at_baseline(run.score) and advise_overfitting(run) is None:
@@ -220,7 +222,7 @@ def advise_baseline(run: RunDiagnostics) -> Advice | None:
 
 
 def compare_with_baseline(run: RunDiagnostics) -> str:
-    """A sentence if a baseline is clearly better than the model, else nothing."""
+    """A sentence if a baseline is clearly better than the model; otherwise ""."""
     return describe_baseline(run) if run.is_below_baseline else ""
 
 
@@ -234,7 +236,7 @@ def describe_baseline(run: RunDiagnostics) -> str:
 
 
 def better_lr(check: Finding | None) -> float | None:
-    """The learning rate with the lowest loss in the range test of `qkv doctor`; None if the recipe's passed."""
+    """The learning rate with the lowest loss in the range test of `qkv doctor`; None if the recipe's own rate passed."""
     if check is None or check.status not in ("failed", "warning"):
         return None
     losses = {float(lr): loss for lr, loss in check.values.get("losses", {}).items() if loss == loss}

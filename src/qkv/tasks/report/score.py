@@ -1,4 +1,4 @@
-"""The score of a model with its confidence interval: with baselines, by class, by length, on the training data."""
+"""The score of a model with its confidence interval: also of baselines, by class, by length, and on the training data."""
 
 import time
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ from qkv.tasks.text_model import TextModel
 from qkv.text.bm25 import normalized_words
 
 TIMED_RECORDS, SAMPLE_GROWTH = 4, 8
-"""The number of records that are predicted first, and the largest ratio of two sizes of the sample."""
+"""The number of records that are predicted first, and the largest factor by which the sample grows."""
 LENGTH_GROUPS = 4
-MIN_GROUP = 10  # records of a group of lengths
+MIN_GROUP = 10  # records in a group of similar lengths
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ def predict_and_score(
 ) -> ScoredPredictions:
     """Predict a random sample of the records, as large as the time and `max_records` allow.
 
-    The sample grows from `TIMED_RECORDS`, and the time of one size decides on the next. It is always the same sample,
-    because files are often sorted by class.
+    The sample grows from `TIMED_RECORDS`; the time that one sample takes decides the size of the next. Samples are
+    random because files are often sorted by class, and have a fixed seed.
     """
     usable = [one for one in records if scorer.is_usable(one)]
     usable = Random(0).sample(usable, len(usable))[:max_records]
@@ -191,7 +191,7 @@ def report_score(
 
 
 def group_lengths(predictions: ScoredPredictions) -> tuple[LengthGroup, ...]:
-    """The mean score of the shortest quarter of the records, the next, and so on; () for few records."""
+    """The mean scores of the records in four groups of increasing length; () for few records."""
     lengths = np.array([len(normalized_words(predictions.scorer.text(one))) for one in predictions.records])
     if len(lengths) < LENGTH_GROUPS * MIN_GROUP:
         return ()

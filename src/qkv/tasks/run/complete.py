@@ -1,8 +1,8 @@
 """Complete: suggest how a text continues while it is being typed.
 
-The last word may be unfinished, and its tokens may be others once it is finished. So the model reads the tokens before
-the last word, and the search for continuations must first spell what was typed of it. The keys and values of the
-tokens are kept between calls: after a keystroke, the model reads at most a few new tokens.
+The last word may be unfinished, and the finished word may have different tokens. So the model reads the tokens before
+the last word, and the search for continuations must first spell the typed part of the last word. The keys and values of
+the tokens are kept between calls: after a keystroke, the model reads at most a few new tokens.
 
 W hypotheses, V vocabulary
 """
@@ -26,7 +26,7 @@ from qkv.models.runtime import eval_mode
 from qkv.tasks.text_model import TextModel
 
 MAX_RETYPED_TOKENS = 8
-"""At most this number of tokens at the end of the text are spelled again: the tokens of one word, usually."""
+"""At most this number of tokens at the end of the text are spelled again. Usually they are the tokens of one word."""
 
 
 MIN_BEAM = 16
@@ -38,9 +38,9 @@ class PartialCompletion:
     """A continuation during the search."""
 
     token: int  # the last one
-    spelled: bytes  # of all tokens after those that the model has read
+    spelled: bytes  # the bytes of all tokens after the prompt
     logprob: float
-    num_new: int = 0  # tokens that add to what was typed
+    num_new: int = 0  # tokens after the typed text
 
 
 class PromptTokens(NamedTuple):
@@ -109,7 +109,7 @@ class Completer:
             known = next(
                 (i for i, (new, old) in enumerate(pairs) if new != old), min(len(ids) - 1, len(self.cached_ids))
             )
-            if isinstance(cache, RecurrentCache) or any(cache.states):  # a state cannot be taken back
+            if isinstance(cache, RecurrentCache) or any(cache.states):  # a recurrent state cannot be cropped
                 known = known if known == len(self.cached_ids) else 0
             else:
                 crop_cache(cache, known)
@@ -123,8 +123,8 @@ class Completer:
     def search(self, logits: Tensor, typed: bytes, width: int, max_tokens: int) -> dict[str, float]:
         """A beam search: continuation → its log-probability, given that the text begins with the bytes `typed`.
 
-        Log-probabilities during the search are those of all tokens from the first on, so that a rare spelling of what
-        was typed has a low one. The probability of `typed` is the sum of its spellings, and divides at the end.
+        During the search, a log-probability includes the tokens that spell `typed`, so that rare spellings score low.
+        At the end, probabilities are divided by the probability of `typed`, which is the sum over its spellings.
         """
         assert self.cache is not None
         cache = copy_cache(self.network, self.cache, max_tokens + MAX_RETYPED_TOKENS)
@@ -173,7 +173,7 @@ class Completer:
 
 
 def add_logprobs(first: float, second: float) -> float:
-    """The log-probability of one of two events that exclude each other.
+    """The log-probability that one of two mutually exclusive events occurs.
 
     >>> round(math.exp(add_logprobs(math.log(0.2), math.log(0.3))), 6), add_logprobs(-math.inf, -math.inf)
     (0.5, -inf)
@@ -183,7 +183,7 @@ def add_logprobs(first: float, second: float) -> float:
 
 
 def last_word_start(text: str) -> int:
-    """Where the last word of a text begins, with the white space before it, if there is some.
+    """The index at which the last word of a text begins, including one white space before it.
 
     >>> [last_word_start(text) for text in ("one two", "one ", "one", "")]
     [3, 3, 0, 0]
@@ -211,6 +211,6 @@ def copy_cache(network: Network, source: SelfCache, num_new: int) -> SelfCache:
 
 
 def weights_version(network: nn.Module) -> tuple[int, torch.dtype, torch.device]:
-    """What changes when weights are changed or moved, because keys and values are then out of date."""
+    """A value that changes when weights are changed or moved, because keys and values are then out of date."""
     parameters = list(network.parameters())
     return sum(one._version for one in parameters), parameters[0].dtype, parameters[0].device

@@ -79,7 +79,7 @@ class ExampleBatches:
         return np.split(flat, np.cumsum(self.lengths)[:-1])
 
     def batches(self, *, longest_first: bool = True) -> Iterator[list[int]]:
-        """The numbers of the examples, in batches of the model's size; the progress is reported."""
+        """Yield the numbers of the examples in batches, and report the progress."""
         return batches(self.lengths, self.model.batch_size, self.model.progress, longest_first=longest_first)
 
     def inputs(self, chosen: Sequence[int]) -> Inputs:

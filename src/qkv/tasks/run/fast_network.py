@@ -25,7 +25,7 @@ _speedups: dict[tuple[Any, ...], float] = {}
 
 
 def choose_fast_network(network: Network, num_tokens: int, run: Callable[[Network], Any]) -> Network:
-    """Return the network, or a faster copy. `run` computes a typical batch with a network that it is given."""
+    """Return the network, or a faster copy. `run(network)` computes a typical batch."""
     if not may_gain(network, num_tokens):
         return network
     fast = bfloat16_copy(network)

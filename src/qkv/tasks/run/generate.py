@@ -28,7 +28,7 @@ class WordLink:
     source_end: Annotated[int, "One past its last character."]
     target_start: Annotated[int, "The first character of the generated word."]
     target_end: Annotated[int, "One past its last character."]
-    weight: Annotated[float, "Of all that the generated word depends on, the fraction due to this source word."]
+    weight: Annotated[float, "The fraction of the generated word's dependence on the source that is due to this word."]
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,7 +93,7 @@ def prompt_ids(tokenizer: Tokenizer, config: Config, text: str) -> list[int]:
 def truncate_prompts(
     tokenizer: Tokenizer, config: Config, prompts: Sequence[list[int]], max_tokens: int
 ) -> tuple[list[list[int]], int]:
-    """Prompts that leave room for `max_tokens` new tokens, and the number of tokens that fit into one.
+    """Prompts, truncated to leave room for `max_tokens` new tokens, and the maximum length of a prompt.
 
     As in training, the end of a source is truncated, and the special tokens after it stay.
     """
@@ -134,9 +134,9 @@ def generate_batched(
 ) -> list[GenerationResult]:
     """Generate a result for each prompt, in order, in batches of similar lengths.
 
-    `limits` are the `max_tokens` of each prompt, if they differ: a result depends on its own prompt alone.
-    An empty prompt gives an empty result. A prompt whose logits are not finite also gives an empty result, with a
-    warning, so that evaluating a diverged model does not abort training.
+    `limits` are the `max_tokens` of each prompt, if they differ. Each result depends only on its own prompt. An empty
+    prompt gives an empty result. A prompt whose logits are not finite also gives an empty result, with a warning, so
+    that evaluating a diverged model does not abort training.
     """
     results = [GenerationResult("", [], 0.0, "end") for _ in prompts]
     filled = [i for i, prompt in enumerate(prompts) if prompt]

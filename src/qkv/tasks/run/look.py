@@ -55,7 +55,7 @@ def look_at_text(
 
 
 def list_unknown_tokens(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
-    """A note that counts the tokens of a text that the vocabulary does not have; none if it has them all."""
+    """A note that counts the unknown tokens of a text; no note if all are known."""
     unk = None if tokenizer is None else tokenizer.special_tokens.unk
     count = 0 if unk is None else list(ids).count(unk)
     return [f"{count} of {len(ids)} tokens of the text are not in the vocabulary."] if count else []
@@ -73,7 +73,9 @@ def list_unread_masks(tokenizer: Tokenizer | None, text: Text, ids: Sequence[int
 def search_from(
     network: Network, tokenizer: Tokenizer | None, ids: Sequence[int], search: GenerationOptions, num_prompt: int
 ) -> dict[str, Any]:
-    """Run a beam search and describe it. There is room for the positions of the model after `num_prompt` tokens."""
+    """Run a beam search and describe it. It generates at most as many tokens as the model has positions after
+    `num_prompt` tokens.
+    """
     limit = limit_new_tokens(network.config, search.max_tokens, num_prompt)
     search = replace(search, max_tokens=limit, return_search_steps=True)
     with eval_mode(network):

@@ -33,7 +33,7 @@ BLOCK_CHARS = 1000  # the approximate length of a block
 
 
 class TextUnits:
-    """Numbers the units of texts. `chars` and `num_bytes` are the sizes of the units.
+    """Divides texts into units. `chars` and `num_bytes` are the sizes of the units.
 
     >>> units = TextUnits(["a" * 4000, "b" * 500])
     >>> units.chars.tolist(), units.find(np.array([0, 0, 1]), np.array([0.1, 0.99, 0.5])).tolist()
@@ -50,7 +50,7 @@ class TextUnits:
         self.chars, self.num_bytes = (np.repeat(size / self._blocks, self._blocks) for size in (chars, num_bytes))
 
     def find(self, documents: np.ndarray, fractions: np.ndarray) -> np.ndarray:
-        """The units of tokens, given their documents and their relative positions in them, from 0 to 1."""
+        """The unit of each token, given its document and its relative position in the document, from 0 to 1."""
         blocks = self._blocks[documents]
         found: np.ndarray = self._starts[documents] + np.minimum((fractions * blocks).astype(np.int64), blocks - 1)
         return found

@@ -33,7 +33,8 @@ def trace_text(
     """Return the trace of a text. `options` are those of `qkv.inside.trace`.
 
     An encoder parses special tokens in the text, as in "Paris is [MASK].". For an encoder-decoder, `target` is the text
-    that the decoder reads after its start token; None is the text that the model generates greedily for this source.
+    that the decoder reads after its start token; by default, the text that the model generates greedily for this
+    source.
     """
     if not network.has_source and target is not None:
         raise UsageError(f"a target is for an encoder-decoder; this model is {config.family}-only, so leave it out")

@@ -29,7 +29,7 @@ TEXT_COMPRESSION = 3  # text is about this many times as large as its compressed
 
 @dataclass(frozen=True)
 class FileSummary:
-    """Facts about the user's data that determine the recipe."""
+    """The properties of the user's data that determine the recipe."""
 
     files: dict[str, Any]
     bytes: float
@@ -105,7 +105,7 @@ def find_example(kind: str) -> str:
 
 
 def guess_separator(lines: Sequence[str], has_labels: bool) -> str:
-    """The text between the two columns of each line, or nothing: a space after labels, two spaces, a mark such as |||.
+    """The separator of the two columns of each line, or "": a space after labels, two spaces, or a mark such as |||.
 
     >>> guess_separator(["go on ||| weiter", "stop ||| halt"], False), guess_separator(["ON  AA N", "OX  AA K"], False)
     (' ||| ', '  ')
@@ -150,7 +150,7 @@ def check_classes(kind: str, summary: FileSummary) -> None:
 
 
 def check_texts(kind: str, summary: FileSummary) -> None:
-    """Raise an error if the pairs of texts in one of the files are no texts."""
+    """Raise an error if a text field of the objective has no text in one of the files."""
     section = replace(summary.reading, columns=summary.columns or {})
     recipe = Recipe(data=section, objective=ObjectiveSection(kind=kind))
     for files in summary.files.values() if OBJECTIVES[kind].aligned_fields else ():
@@ -179,9 +179,9 @@ def add_splits(kind: str, summary: FileSummary, splits: Mapping[str, Sequence[st
 
 
 def find_out_of_scope(kind: str, summary: FileSummary) -> str:
-    """The only label of the validation and test files that the training files do not have; "" if there is none.
+    """The label of the validation and test files that the training files lack, if there is exactly one; otherwise "".
 
-    It is also "" if a text has several labels, or if there are too many training records to know all labels.
+    It is also "" if a text has several labels, or if there are too many training records to read all labels.
     """
     section = replace(summary.reading, columns=summary.columns or {})
     recipe = Recipe(data=section, objective=ObjectiveSection(kind=kind))
@@ -214,7 +214,7 @@ def inspect_aligned_files(kind: str, files: Mapping[str, str]) -> FileSummary:
 
 
 def first_records(data: DataFiles) -> list[Record]:
-    """The first records of the data; no record is an error."""
+    """The first records of the data; invalid records are skipped."""
     records = data.records(Problems(max_invalid_fraction=1))
     return list(islice(records, MAX_RECORDS_SEARCHED))
 
@@ -235,7 +235,7 @@ def mean_characters(records: Sequence[Record], columns: Collection[str] = ()) ->
 
 
 def guess_max_score(data: DataFiles, column: str) -> float:
-    """The number by which scores must be divided to be at most 1: a round one for the first `MAX_SCORES` records."""
+    """The smallest round upper bound of the scores in the first `MAX_SCORES` records, by which scores are divided."""
     highest = 0.0
     for record in islice(data.records(Problems(max_invalid_fraction=1)), MAX_SCORES):
         value = str(get_nested(record.fields, column))

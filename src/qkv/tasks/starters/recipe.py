@@ -41,7 +41,7 @@ READING_COMMENTS = {
     "format": "the format of the files",
     "records_key": "where in the JSON document the list of records is",
 }
-SHORT_TEXT_CHARS = 32  # if texts have at most this mean length, a small model learns best from characters
+SHORT_TEXT_CHARS = 32  # if the mean length of texts is at most this, a small model learns best from characters
 
 
 def starter_recipe(
@@ -60,8 +60,9 @@ def starter_recipe(
     """A commented recipe for a task, adapted to the files if there are any (field → file for line-aligned files).
 
     With `base_model`, the recipe fine-tunes this model. Otherwise it trains a new one, whose size depends on the data,
-    the machine (this one by default) and the `minutes` of training. The shape "exportable" is a published one, which
-    other libraries can load. `reading` has the format, columns and key that the user chose for all files.
+    the machine (this one by default) and the `minutes` of training. With the shape "exportable", it has a published
+    architecture, which other libraries can load. `reading` has the format, columns and key that the user chose for all
+    files.
 
     >>> print(starter_recipe("translate").splitlines()[0])
     # From one text to another: translation, spelling, anything with a source and a target.
@@ -183,7 +184,7 @@ def _tokenizer_lines(starter: Starter, summary: FileSummary, size: StarterSize) 
 
 
 def _batch_tokens(starter: Starter, suited: int) -> int:
-    """The tokens of a step: those that suit the data and the machine, but at least one sequence."""
+    """The tokens of a step: the number that suits the data and the machine, but at least one sequence."""
     longest = starter.max_length + starter.max_source_length
     return max(suited, 1 << (longest - 1).bit_length())
 
@@ -224,7 +225,7 @@ def _fine_tuning_lines(
         blocks = [f"{config.family}.{name}.{number}.*" for number in range(chosen.frozen_layers)]
         comment = "not trained, as the time is short; leave it out if you have more"
         model.append(("freeze", ["embedding.*", *blocks], comment))
-    if not config.is_recurrent:  # adapters are for the matrices of attention
+    if not config.is_recurrent:  # by default, only attention matrices get adapters
         model.append(("#lora_rank", 8, "train small adapters instead of all weights; try lr = 1e-3"))
     budget: RecipeLine = ("epochs", chosen.epochs, "passes over the data (or minutes = …, or steps = …)")
     if minutes:

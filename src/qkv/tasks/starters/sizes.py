@@ -17,7 +17,7 @@ MIN_STEPS = 500  # a smaller batch is better than fewer steps
 MIN_BATCH_TOKENS = 1024
 CLASSIFIER_BATCH_TOKENS = 1024
 BYTES_PER_TOKEN = 4  # of English text, about
-ACTIVATION_BYTES = 136  # per token, layer and unit of width, about; in float32
+ACTIVATION_BYTES = 136  # per token, layer and dimension of the width, about; in float32
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ SIZES = (
 
 
 def choose_size(data_bytes: float, machine: Machine, minutes: float = 0.0) -> StarterSize:
-    """The largest size that suits the data, and that the machine can train in the time (0: the size's own).
+    """The largest size that suits the data and that the machine can train in `minutes` (0: the size's own minutes).
 
     >>> choose_size(1e9, Machine(cores=2, memory_bytes=24e9)).width
     256
@@ -102,10 +102,10 @@ def choose_size(data_bytes: float, machine: Machine, minutes: float = 0.0) -> St
 
 
 def adapt_to_classification(size: StarterSize, data_bytes: float) -> StarterSize:
-    """The size for a classifier: labelled data is little, so the model is shallow, and its tokens are whole words.
+    """The size for a classifier: labelled data is scarce, so the model is shallow, and its tokens are whole words.
 
-    Few labels are soon memorised. A classifier of little data has much dropout, and the passes over the data are
-    limited, to ten or to those that `MIN_STEPS` take.
+    A model soon memorises few labels. So with little data the dropout is high, and the number of epochs is limited to
+    ten, or to the epochs that `MIN_STEPS` steps take.
 
     >>> size = choose_size(1e6, Machine(cores=2, memory_bytes=24e9))
     >>> adapt_to_classification(size, 1e6).max_epochs, adapt_to_classification(size, 1e4).max_epochs
@@ -139,10 +139,10 @@ class FineTuning:
 def choose_fine_tuning(
     width: int, layers: int, data_bytes: float, machine: Machine, minutes: float = 0.0
 ) -> FineTuning:
-    """Settings that suit a model of this width and depth, the data, and the time (0: as long as it takes).
+    """Settings that suit a model of this width and depth, the data, and the time in `minutes` (0: no limit).
 
-    If the time does not suffice for three epochs of training all layers, the lower half is frozen, which takes little
-    more than half of the time.
+    If the time does not suffice for three epochs with all layers, the lower half of the layers is frozen: an epoch then
+    takes little more than half of the time.
 
     >>> machine = Machine(cores=2, memory_bytes=24e9)
     >>> choose_fine_tuning(384, 6, 1e6, machine), choose_fine_tuning(384, 6, 1e6, machine, minutes=1).frozen_layers

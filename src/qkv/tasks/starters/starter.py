@@ -1,4 +1,4 @@
-"""A starter: what `qkv init` needs to know of a task to write a recipe."""
+"""A starter: what `qkv init` needs to know about a task to write its recipe."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,11 +23,11 @@ class Starter:
     preset: str = ""  # a published architecture that is usually trained from scratch
     max_source_length: int = 0  # tokens of a source sequence; 0: derived from the data
     too_long: str = ""
-    exportable_preset: str = ""  # a published architecture that other libraries can load; empty: the default can be
+    exportable_preset: str = ""  # a published architecture that other libraries can load; empty: the default is one
     objective_lines: tuple[RecipeLine, ...] = ()  # keys of [objective]
-    is_small: bool = False  # labelled data is little: a shallow model of whole words suits it
-    may_have_characters: bool = False  # few short texts are read by characters
-    metric: str = ""  # the metric that selects the best weights; empty: as `train.metric`
+    is_small: bool = False  # labelled data is scarce: a shallow model with whole words as tokens suits it
+    may_have_characters: bool = False  # if there are few short texts, tokens are characters
+    metric: str = ""  # the metric that selects the best weights; empty: the default of `train.metric`
 
 
 PRETRAINING_STARTERS: dict[str, Starter] = {

@@ -2,8 +2,8 @@
 
 plan         what is compared: the recipe, the variants, the seeds; study.json
 match        the same budget for all variants: FLOPs, parameters, tokens or seconds
-engine       run what is missing: seeds of variants, of claims of the lab
-run          train the cells of a study, tune variants, and read the results of finished runs
+engine       run the missing runs of a study, or seeds of a claim of the lab
+run          train the runs of a study, tune variants, and read the results of finished runs
 paired       mean and standard deviation over seeds, the paired difference, how many seeds would settle it
 result       the result: rows, comparisons, verdicts in words
 """

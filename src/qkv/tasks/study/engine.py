@@ -1,4 +1,4 @@
-"""Run what is missing, keep what is done: for the cells of a study and for the seeds of a claim of the lab."""
+"""Run the missing runs and keep the finished ones: the runs of a study, or the seeds of a claim of the lab."""
 
 from collections.abc import Callable, Hashable, Iterable, MutableMapping
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -17,10 +17,10 @@ def run_missing(
     *,
     jobs: int = 1,
 ) -> None:
-    """Run each key that `done` lacks, in order. `save` is called after each one, so that a kill loses one at most.
+    """Run each key that `done` lacks, in order. `save` is called after each run, so that a kill loses at most one.
 
-    With several jobs, `run` is called in threads, and should start a process. After an error, no further key is
-    started, and the error is raised when the running ones have ended.
+    With several jobs, `run` is called in threads, and should start a process. After an error, no further run starts,
+    and the error is raised when the other runs have ended.
     """
     missing = [key for key in keys if key not in done]
     if jobs == 1:

@@ -6,8 +6,8 @@
     parameters   model.ffn_width is changed until the number of parameters is closest to that of the baseline
     steps        nothing is changed
 
-FLOPs are those that the parts of a model state. If a part of one variant does not state them, they are counted for all
-variants, by running the networks.
+FLOPs are the sums of what the parts of a model state. If a part of one variant does not state its FLOPs, the FLOPs of
+all variants are counted by running the networks.
 """
 
 import tempfile
@@ -36,7 +36,7 @@ MAX_COUNTED_LENGTH = 256
 
 
 def match_variants(study: Study, progress: OnStage | None = None) -> None:
-    """Decide the budgets of all variants, and their costs, if this has not been done."""
+    """Decide the budgets of all variants and compute their costs, if this has not been done."""
     if all(variant.parameters for variant in study.variants.values()):
         return
     prepared = {}
@@ -57,7 +57,7 @@ def match_variants(study: Study, progress: OnStage | None = None) -> None:
 
 
 def sequence_lengths(prepared: dict[str, PreparedRun]) -> dict[str, int]:
-    """The length of the sequences of each variant, for which the FLOPs of attention are computed."""
+    """The sequence length of each variant, which determines the FLOPs of attention."""
     return {name: max(one.train_data.max_lengths) for name, one in prepared.items()}
 
 
@@ -102,7 +102,7 @@ def total_parameters(config: Config) -> int:
 
 
 def match_parameters(name: str, config: Config, target: int) -> tuple[str, ...]:
-    """The width of the feed-forward with which a model has the number of parameters that is closest to `target`."""
+    """The feed-forward width with which the number of parameters of a model is closest to `target`."""
 
     def count(width: int) -> int:
         stacks: dict[str, Any] = {side: replace(stack, ffn_width=width) for side, stack in config.stacks.items()}
@@ -134,7 +134,7 @@ def training_flops(configs: dict[str, Config], lengths: dict[str, int]) -> tuple
 
 
 def count_flops(config: Config, length: int) -> int:
-    """The training FLOPs of a token, counted in a forward pass: those of all matrix products."""
+    """The training FLOPs of a token: all matrix products, counted in a forward pass."""
     length = min(length, MAX_COUNTED_LENGTH, config.stack.max_positions)
     with torch.random.fork_rng(devices=[]):
         network = build(config).eval()

@@ -1,8 +1,8 @@
 """The statistics of a few paired measurements, one for each seed.
 
-The difference of two variants is computed for each seed, because runs with one seed share their data, its order and the
-weights that both have. Its interval is Student's t interval, which is wide for few seeds: with two, 12.7 standard
-errors.
+The difference of two variants is computed for each seed, because runs with the same seed share the data, its order, and
+the initial values of the weights that both models have. The interval is Student's t interval, which is wide for few
+seeds: ±12.7 standard errors with two seeds.
 """
 
 import math
@@ -22,10 +22,10 @@ class PairedDifference:
 
     mean: float
     sd: float | None  # of the differences; None for one seed
-    interval: tuple[float, float] | None  # None for one seed: nothing is known about its spread
+    interval: tuple[float, float] | None  # None for one seed, whose spread is unknown
     p_value: float | None  # of the hypothesis that there is no difference, two-sided
     seeds: int
-    seeds_needed: int | None  # to settle a difference of this size; None: more than `MAX_SEEDS`, or unknown
+    seeds_needed: int | None  # needed to settle a difference of this size; None: more than `MAX_SEEDS`, or unknown
 
     @property
     def is_settled(self) -> bool:

@@ -1,4 +1,4 @@
-"""The plan of a study: a recipe, variants of it, and seeds. `study.json` holds the plan and what was decided since.
+"""The plan of a study: a recipe, variants of it, and seeds. `study.json` holds the plan and later decisions.
 
 runs/study/
   study.json          the plan, the budgets of the variants, the tuned values
@@ -35,18 +35,18 @@ Match = Literal["steps", "flops", "parameters", "tokens", "seconds"]
 
 @dataclass(frozen=True, kw_only=True)
 class StudyPlan:
-    """What is compared, and how. It does not change, apart from the number of seeds."""
+    """What is compared, and how. Only the number of seeds may change."""
 
-    recipe: str  # as it was named
+    recipe: str  # as the user named it
     overrides: tuple[str, ...] = ()
     vary: dict[str, tuple[str, ...]] = field(
         default_factory=dict
     )  # key of the recipe → values; the first is the baseline
     seeds: Annotated[int, Limits(1, 1000)] = 3
     match: Match = "steps"
-    tune: dict[str, tuple[str, ...]] = field(default_factory=dict)  # key → values, of which each variant gets its best
+    tune: dict[str, tuple[str, ...]] = field(default_factory=dict)  # key → values; each variant gets the best one
     metric: str = "loss"
-    threads: Annotated[int, Limits(1, 1024)] = 1  # of each run: results depend on it
+    threads: Annotated[int, Limits(1, 1024)] = 1  # CPU threads of each run; results depend on it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,8 @@ class Variant:
 
     name: str
     overrides: tuple[str, ...]  # of the recipe
-    matched: tuple[str, ...] = ()  # more overrides, which give it the budget of the baseline
-    tuned: tuple[str, ...] = ()  # more overrides: the best of the tuned values
+    matched: tuple[str, ...] = ()  # more overrides, which match the budget of the baseline
+    tuned: tuple[str, ...] = ()  # more overrides: the best tuned values
     parameters: int = 0  # 0: not computed yet
     flops_per_token: int | None = None  # of training
     flops_are_counted: bool = False  # by running the network, because a part does not state its cost
@@ -88,7 +88,7 @@ class Study:
         return recipe_file.read(self.folder / BASE, overrides)
 
     def cells(self) -> list[Cell]:
-        """The runs that count, seed by seed, so that a study that is stopped has whole comparisons."""
+        """The runs that count, ordered by seed, so that a stopped study has complete comparisons."""
         seed = self.recipe().train.seed
         return [
             self._cell(variant, str(number), (*variant.matched, *variant.tuned, f"train.seed={seed + number}"))
@@ -97,7 +97,7 @@ class Study:
         ]
 
     def tuning_cells(self) -> dict[str, list[tuple[tuple[str, ...], Cell]]]:
-        """For each variant, the tried values as overrides, and their runs."""
+        """For each variant, the values to try as overrides, and their runs."""
         if not self.plan.tune:
             return {}
         seed = f"train.seed={self.recipe().train.seed + TUNING_SEED}"
@@ -116,7 +116,7 @@ class Study:
         return Cell(variant.name, name, (*variant.overrides, *overrides, *place))
 
     def update(self, variant: Variant) -> None:
-        """Replace what was decided about a variant, and write it down."""
+        """Replace a variant by one with more decisions, and save the study."""
         self.variants[variant.name] = variant
         self.save()
 
@@ -163,7 +163,9 @@ def create(folder: Path, plan: StudyPlan) -> Study:
 
 
 def open_study(folder: Path, *, imports_plugins: bool = True) -> Study:
-    """Open the study in a folder, and import the plugins of its recipe, which is code: not to read results only."""
+    """Open the study in a folder. `imports_plugins` imports the plugins of its recipe, which are code; to read results,
+    pass False.
+    """
     values = read_json_object(folder / STUDY)
     try:
         if values["version"] != VERSION:
@@ -178,7 +180,7 @@ def open_study(folder: Path, *, imports_plugins: bool = True) -> Study:
 
 
 def extend(study: Study, seeds: int) -> Study:
-    """The study with this number of seeds. Runs that exist are kept, also those of more seeds."""
+    """The study with this number of seeds. Existing runs are kept, even if the number of seeds is lowered."""
     if seeds and seeds != study.plan.seeds:
         study.plan = replace(study.plan, seeds=seeds)
         study.save()
@@ -186,7 +188,7 @@ def extend(study: Study, seeds: int) -> Study:
 
 
 def is_study(path: Path) -> bool:
-    """Whether a folder has a study."""
+    """Whether a folder contains a study."""
     return (path / STUDY).is_file()
 
 
@@ -201,7 +203,7 @@ def combine(choices: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
 
 
 def name_variant(overrides: Sequence[str]) -> str:
-    """A name of a variant that can be a folder.
+    """Convert the name of a variant to a valid folder name.
 
     >>> name_variant(["model.feedforward=relu2", "train.lr=1e-3"]), name_variant(["train.betas=[0.9, 0.95]"])
     ('relu2+1e-3', '0.9_0.95')
@@ -212,7 +214,7 @@ def name_variant(overrides: Sequence[str]) -> str:
 
 
 def split_choices(options: Sequence[str], option: str) -> dict[str, tuple[str, ...]]:
-    """Read `key=value,value` of a command line. Commas inside brackets and quotes separate no values.
+    """Read `key=value,value` of a command line. Commas inside brackets and quotes do not separate values.
 
     >>> split_choices(["train.betas=[0.9, 0.95],[0.9, 0.99]", "train.lr=1e-3,3e-3"], "--vary")
     {'train.betas': ('[0.9, 0.95]', '[0.9, 0.99]'), 'train.lr': ('1e-3', '3e-3')}

@@ -1,4 +1,4 @@
-"""The result of a study: a row for each variant, a comparison with the baseline for each of the others, in words."""
+"""The result of a study: a row for each variant, and a comparison of each other variant with the baseline."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ class VariantRow:
     sd: float | None
     metrics: dict[str, float]  # the mean of every metric
     parameters: int
-    flops: float | None  # of training, in a run; None: unknown
+    flops: float | None  # training FLOPs of a run; None: unknown
     tokens: float  # in a run
     seconds: float
     failures: tuple[str, ...]
@@ -51,13 +51,13 @@ class Comparison:
 
     variant: str
     baseline: str
-    difference: PairedDifference  # the variant's values minus those of the baseline
+    difference: PairedDifference  # the variant's values minus the baseline's values
     verdict: str
 
 
 @dataclass(frozen=True)
 class StudyResult:
-    """The rows and the comparisons of a study, as far as its runs are finished."""
+    """The rows and the comparisons of the finished runs of a study."""
 
     folder: str
     recipe: str
@@ -71,7 +71,7 @@ class StudyResult:
     flops_are_counted: bool
     rows: tuple[VariantRow, ...]
     comparisons: tuple[Comparison, ...]
-    commands: tuple[str, ...]  # which make the study again
+    commands: tuple[str, ...]  # commands that reproduce the study
     notes: tuple[str, ...] = field(default_factory=tuple)
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def make_result(study: Study, finished: Mapping[str, Finished]) -> StudyResult:
 
 
 def make_row(study: Study, name: str, runs: list[Finished | None]) -> VariantRow:
-    """The row of a variant, from its runs seed by seed; None for a run that is not finished."""
+    """The row of a variant, from its runs by seed; None stands for a run that is not finished."""
     variant, metric = study.variants[name], study.plan.metric
     values = tuple(nan if run is None else run.metrics.get(metric, nan) for run in runs)
     usable = [value for value in values if isfinite(value)]
@@ -152,7 +152,7 @@ def make_row(study: Study, name: str, runs: list[Finished | None]) -> VariantRow
 def compare_rows(
     base: VariantRow, row: VariantRow, metric: str, is_lower: bool, confidence: float = CONFIDENCE
 ) -> Comparison | None:
-    """Compare a variant with the baseline, on the seeds that both have; None if there is none."""
+    """Compare a variant with the baseline on the seeds that both have; None if they have no seed in common."""
     pairs = [pair for pair in zip(row.values, base.values, strict=True) if all(map(isfinite, pair))]
     if not pairs:
         return None
@@ -176,7 +176,7 @@ class MetricComparison:
 
 
 def compare_scores(models: Sequence[tuple[str, Mapping[str, float]]], main: str) -> list[MetricComparison]:
-    """Compare the variants of models by each metric. Of each variant, the models are in the order of the seeds."""
+    """Compare the variants of models by each metric. The models of each variant are in the order of the seeds."""
     names = list(dict.fromkeys(variant for variant, _ in models))
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(names) - 1)
     found = []
@@ -236,7 +236,7 @@ def format_signed(metric: str, value: float) -> str:
 
 
 def study_commands(study: Study) -> tuple[str, ...]:
-    """The command of the study, and that of each run that counts."""
+    """The command of the study, and the commands of the runs that count."""
     plan = study.plan
     choices = [("--vary", key, values) for key, values in plan.vary.items()]
     choices += [("--tune", key, values) for key, values in plan.tune.items()]

@@ -3,7 +3,7 @@
     study = create(Path("runs/study"), StudyPlan(recipe="base.toml", vary={"model.feedforward": ("relu", "relu2")}))
     result = run_study(study)
 
-A study can be killed at any moment: `run_study` continues the run that was interrupted, and trains what is missing.
+A study can be killed at any moment: `run_study` continues the interrupted run, and trains the missing ones.
 """
 
 import json
@@ -36,7 +36,7 @@ LOCK = ".study.lock"
 
 
 def run_study(study: Study, *, jobs: int = 1, progress: OnStage | None = None) -> StudyResult:
-    """Run what a study lacks, and return its result. With several jobs, runs are processes that run side by side."""
+    """Train the missing runs of a study, and return its result. With several jobs, runs are parallel processes."""
     lock = FileLock(study.folder / LOCK)
     try:
         lock.acquire(blocking=False)
@@ -77,7 +77,7 @@ def tune_variants(study: Study, jobs: int, progress: OnStage | None) -> None:
 
 
 def run_cells(study: Study, cells: list[Cell], jobs: int, progress: OnStage | None) -> dict[str, Finished]:
-    """Train the cells that are not finished, and return what all of them measured."""
+    """Train the runs that are not finished, and return the measurements of all of them."""
     by_name = {cell.name: cell for cell in cells}
     done = {name: found for name, cell in by_name.items() if (found := read_cell(study, cell))}
     train_one: Callable[[Study, Cell, OnStage | None], None] = train_here if jobs == 1 else train_in_process
@@ -102,13 +102,13 @@ def run_cells(study: Study, cells: list[Cell], jobs: int, progress: OnStage | No
 
 
 def train_here(study: Study, cell: Cell, progress: OnStage | None) -> None:
-    """Train a cell in this process, or continue its run."""
+    """Train a run in this process, or continue it."""
     watcher = None if progress is None else ShowFraction(cell.name, progress)
     train(open_recipe(study.folder / BASE, cell.overrides), watch=watcher)
 
 
 def train_in_process(study: Study, cell: Cell, progress: OnStage | None) -> None:
-    """Train a cell in a process of its own, or continue its run. Its output is in a file beside the run."""
+    """Train a run in a process of its own, or continue it. Its output is in a file beside the run."""
     command = [sys.executable, "-m", "qkv", "train", str(study.folder / BASE), *cell.overrides, "--json"]
     log = study.folder / f"{cell.name}.log"
     environment = {**child_environment(), "OMP_NUM_THREADS": str(study.plan.threads)}
@@ -125,7 +125,7 @@ def train_in_process(study: Study, cell: Cell, progress: OnStage | None) -> None
 
 
 def read_cell(study: Study, cell: Cell) -> Finished | None:
-    """What a run measured, or None if it is not finished."""
+    """The measurements of a run; None if it is not finished."""
     folder = RunFolder(study.folder / cell.name)
     if not folder.is_run:
         return None
@@ -169,7 +169,7 @@ class ShowFraction(Watcher):
 
 
 def default_threads(jobs: int) -> int:
-    """The CPU threads of a run if this number of them runs side by side."""
+    """The CPU threads of each run if `jobs` runs are parallel."""
     return max(1, len(os.sched_getaffinity(0)) // jobs)
 
 

@@ -1,1 +1,1 @@
-"""The tasks, one file each: what a model is asked, and everything that follows from it."""
+"""The tasks, one file each: inputs, options, results, metrics, baselines and the code that runs the model."""

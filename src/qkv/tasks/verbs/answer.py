@@ -37,14 +37,14 @@ from qkv.values import HIDDEN, Limits
 MAX_ANSWER_TOKENS = 30
 MAX_QUESTION_TOKENS = 64  # or a quarter of the model's positions, if that is less
 WINDOW_OVERLAP_TOKENS = 128  # or a quarter of the model's positions, if that is less
-MAX_OVERLAPPING = 64  # spans of a window that are compared for each answer; most of them overlap a better one
+MAX_OVERLAPPING = 64  # spans of a window that are compared for each answer; most of them overlap a better span
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerOptions(TaskOptions):
     """Options of `m.answer`."""
 
-    top: Annotated[int, Limits(1, 1_000_000), "The number of answers, which do not overlap."] = 1
+    top: Annotated[int, Limits(1, 1_000_000), "The number of answers. They do not overlap."] = 1
     must_answer: Annotated[bool, "Return the most likely span even if no answer is more likely."] = False
 
 
@@ -52,7 +52,7 @@ class AnswerOptions(TaskOptions):
 class AnswerEvaluation(EvaluationOptions):
     """Options of an evaluation of answers."""
 
-    must_answer: bool | None = None  # None: if every record has an answer
+    must_answer: bool | None = None  # None: only if every record has an answer
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,10 +60,10 @@ class Answer(Result):
     """A part of a passage that answers a question, with its characters in the passage."""
 
     text: Annotated[str, "The characters of the passage; empty if there is no answer."]
-    start: Annotated[int, "The first character in the passage; −1 if there is no answer."]
+    start: Annotated[int, "The index of its first character in the passage; −1 if there is no answer."]
     end: Annotated[int, "One past the last character."]
     score: Annotated[float, 'The sum of the span\'s logits minus the sum of the logits of "no answer".']
-    probability: Annotated[float, 'Compared with all spans and "no answer".'] = 1.0
+    probability: Annotated[float, 'The probability among all spans and "no answer".'] = 1.0
     alternatives: Annotated[list["Answer"], "Other answers, the most likely first."] = field(default_factory=list)
     context: str = field(default="", compare=False, metadata=HIDDEN)  # the passage
 
@@ -89,7 +89,7 @@ class Answer(Result):
 def split_by_answer(
     predicted: Sequence[str], expected: Sequence[Sequence[str]], has_answer: bool
 ) -> tuple[list[str], list[Sequence[str]]]:
-    """The predictions and references of the questions that have an answer, or that have none."""
+    """The predictions and references of the questions with an answer, or of the questions without one."""
     pairs = [pair for pair in zip(predicted, expected, strict=True) if bool(pair[1]) is has_answer]
     return [ours for ours, _ in pairs], [theirs for _, theirs in pairs]
 
@@ -104,11 +104,11 @@ UNANSWERABLE_METRICS: dict[str, Metric] = {
         [float(not text) for text in split_by_answer(ours, theirs, False)[0]]
     ),
 }
-"""SQuAD 2.0's metrics of the questions with an answer, and how often "no answer" is right."""
+"""SQuAD 2.0's metrics: of the questions with an answer, and of "no answer" on the other questions."""
 
 
 class AnswerScorer(TaskScorer):
-    """Compares answers with the best of each question's accepted answers."""
+    """Compares the predicted answer with each accepted answer of a question; the best match counts."""
 
     modality, metric, input_fields = "text", "f1", ("question", "context")
     metrics: Mapping[str, Metric] = ANSWER_METRICS | UNANSWERABLE_METRICS
@@ -179,7 +179,7 @@ class SpanScores:
                 found.append(answer)
         if not options.must_answer:
             found.append(Answer("", -1, -1, 0.0, float(np.exp(none - total)), context=context))
-        return sorted(found, key=lambda answer: -answer.score)  # stable: "no answer" is the last of equal scores
+        return sorted(found, key=lambda answer: -answer.score)  # stable: "no answer" comes last among equal scores
 
 
 def find_answers(
@@ -189,7 +189,7 @@ def find_answers(
     problems: Problems,
     notes: list[str],
 ) -> list[Answer]:
-    """An answer for each record, in order; an empty one for a passage without tokens.
+    """An answer for each record, in order; a passage without tokens gets an empty answer.
 
     `notes` count the passages that are read in windows, and the questions that are truncated.
     """
@@ -263,7 +263,7 @@ def best_spans(
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """The `count` spans (first and last token) of at most `max_tokens` with the largest sums of logits, and the sums.
 
-    The last value is the log of the sum of exp over all spans, with which the sums become probabilities.
+    The last value is the logsumexp over all spans, which normalises the sums to probabilities.
 
     >>> best_spans(np.array([0.0, 3.0, 1.0]), np.array([5.0, 0.0, 1.0]), 1)[:2]
     (array([[0, 0]]), array([5.]))

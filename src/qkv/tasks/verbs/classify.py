@@ -62,18 +62,18 @@ class ClassifyEvaluation(EvaluationOptions):
 
 @dataclass(frozen=True, repr=False)
 class ClassPrediction(Result):
-    """The most likely class with its probability, and the classes with their probabilities, the most likely first.
+    """The most likely class and its probability, and the probabilities of all classes, the most likely first.
 
     `label` is None if no class reaches the threshold: the text is out of scope. The most likely class is then
-    `rejected_label`. The label of an empty text is None, too, and it has no probabilities.
+    `rejected_label`. An empty text has the label None and no probabilities.
     """
 
     label: Annotated[
         str | None, "The most likely class; null if no class reaches the threshold, or if the text is empty."
     ]
     probability: Annotated[float, "The probability of the most likely class, even if it is below the threshold."]
-    probabilities: Annotated[dict[str, float], "The classes, the most likely first."]
-    rejected_label: Annotated[str | None, "The most likely class, if its probability is below the threshold."] = None
+    probabilities: Annotated[dict[str, float], "The classes with their probabilities, the most likely first."]
+    rejected_label: Annotated[str | None, "The most likely class if it is below the threshold, else null."] = None
 
     def summary(self) -> str:
         if self.label is None:
@@ -88,10 +88,10 @@ class ClassPrediction(Result):
 
 @dataclass(frozen=True, repr=False)
 class LabelsPrediction(Result):
-    """All labels of a text whose probability reaches the threshold, and the labels with their probabilities."""
+    """The labels whose probability reaches the threshold, and the probabilities of all labels."""
 
-    labels: Annotated[list[str], "The most likely first; empty if none reaches the threshold."]
-    probabilities: Annotated[dict[str, float], "Each label is independent of the others, so they need not add up to 1."]
+    labels: Annotated[list[str], "The labels, the most likely first; empty if none reaches the threshold."]
+    probabilities: Annotated[dict[str, float], "Labels with their probabilities, which need not add up to 1."]
 
     def summary(self) -> str:
         return ", ".join(map(one_line, self.labels)) or "(none)"
@@ -104,7 +104,7 @@ class LabelsPrediction(Result):
 class ScorePrediction(Result):
     """A number, predicted by a head with a single output."""
 
-    score: Annotated[float, "On the scale of the training data, divided by `data.max_score`."]
+    score: Annotated[float, "The score on the scale of the training data, divided by `data.max_score`."]
 
     def summary(self) -> str:
         return f"{self.score:.6g}"
@@ -225,14 +225,14 @@ class NumberScorer(TaskScorer):
 
 
 def predict_logits(model: TextModel, records: Sequence[Record], notes: list[str]) -> np.ndarray:
-    """The logits of the records' texts, truncated as in training, which a note counts."""
+    """The logits of the records' texts. Texts are truncated as in training; a note counts truncated texts."""
     logits, lengths = compute_logits(model, [record_text(one) for one in records])
     add_truncation_note(notes, lengths, model.config)
     return logits
 
 
 def note_unknown_labels(config: Config, found: Collection[str], notes: list[str]) -> None:
-    """Add notes on labels that the model does not have: they are out of scope, or count as wrong."""
+    """Note the labels that the model does not have. Their texts are out of scope, or their predictions count as wrong."""
     unknown = sorted(set(found) - set(class_names(config)))
     outside = [label for label in unknown if is_out_of_scope(config, label)]
     if outside:
@@ -282,9 +282,9 @@ def make_prediction(
 
 
 def is_out_of_scope(config: Config, label: str) -> bool:
-    """Whether a label says that a text belongs to no class of a model with a threshold.
+    """Whether a label means "none of the classes" for a model with a threshold.
 
-    Older models do not know the label of such texts: for these, every label that is not a class says so.
+    A model that does not store this label treats every label that is not one of its classes in this way.
     """
     head = config.head
     return head.threshold > 0 and (
@@ -293,7 +293,9 @@ def is_out_of_scope(config: Config, label: str) -> bool:
 
 
 def check_classes(found: Collection[str], classes: Sequence[str], field: str) -> None:
-    """Raise an error if none of the labels or tags of the data, which are in `field`, is a class of the model."""
+    """Raise an error if no label or tag of the data is a class of the model. `field` is the field of the labels or
+    tags.
+    """
     if found and not set(found) & set(classes):
         name = field.removesuffix("s")
         raise UsageError(
@@ -320,7 +322,7 @@ def select_scored(records: Sequence[Record], notes: list[str]) -> list[Record]:
 
 
 def check_second_texts(config: Config, records: Sequence[Record]) -> None:
-    """Raise an error if a model that was trained on pairs of texts would be evaluated on single texts."""
+    """Raise an error if the model was trained on pairs of texts but the records have single texts."""
     if config.reads_pairs and records and not any("second" in record.fields for record in records):
         target = "score" if config.head.is_regression else "label"
         columns = " ".join(f"--columns {name}=COLUMN" for name in ("text", "second", target))
@@ -331,7 +333,7 @@ def check_second_texts(config: Config, records: Sequence[Record]) -> None:
 
 
 def record_labels(record: Record) -> list[str]:
-    """All labels of a record, whose label may be a list."""
+    """All labels of a record; its label may be a list."""
     label = record.fields["label"]
     return [str(one) for one in (label if isinstance(label, list) else [label])]
 

@@ -30,7 +30,7 @@ from qkv.values import Limits
 if TYPE_CHECKING:
     from qkv.tasks.run.complete import Completer
 
-MAX_WINDOW_TOKENS = 2048  # limits the windows of models with more positions
+MAX_WINDOW_TOKENS = 2048  # the maximum length of a window, for models with more positions
 SAMPLE_TOKENS = 32  # maximum tokens of a sample's prompt, and of its continuation
 
 
@@ -152,7 +152,7 @@ def find_completer(model: TextModel) -> "Completer":
 
 
 def evaluated_text(record: Record) -> str:
-    """The text whose tokens are evaluated: the whole text, or the answers of a chat."""
+    """The part of a record that is evaluated: the whole text, or the assistant's answers in a chat."""
     if "text" in record.fields:
         return str(record.fields["text"])
     return "".join(message["content"] for message in record.fields["messages"] if message["role"] == ASSISTANT)

@@ -45,7 +45,7 @@ class EmbedOptions(TaskOptions):
 class TextVector(Result):
     """The vector of a text."""
 
-    vector: Annotated[list[float], "The numbers of the vector, one for each dimension."]
+    vector: Annotated[list[float], "The components of the vector."]
 
     def summary(self) -> str:
         return " ".join(f"{value:.6g}" for value in self.vector)
@@ -77,7 +77,7 @@ class Ranked(NamedTuple):
 
 
 class RetrievalScorer(TaskScorer):
-    """The rank of each first text's own second text among all second texts."""
+    """The rank of the second text of each pair among all second texts, by similarity to the pair's first text."""
 
     modality, metric, input_fields = "number", "retrieval_accuracy", ("first", "second")
     metrics: Mapping[str, Metric] = {

@@ -32,7 +32,7 @@ from qkv.values import Limits
 log = logging.getLogger("qkv")
 
 USUAL_MASK = "[MASK]"
-MASKING_RNG = EpochRng(0)  # every evaluation masks the same words
+MASKING_RNG = EpochRng(0)  # the seed of the masks, so that every evaluation masks the same words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +56,10 @@ class FillEvaluation(EvaluationOptions):
 
 @dataclass(frozen=True, repr=False)
 class FilledText(Result):
-    """A text with its masks filled in, and for each mask the most likely words with their probabilities."""
+    """A text with its masks filled in, and the most likely words for each mask with their probabilities."""
 
     text: Annotated[str, "The text with the most likely word in place of each mask."]
-    candidates: Annotated[list[dict[str, float]], "For each mask, words with their probabilities."]
+    candidates: Annotated[list[dict[str, float]], "For each mask, the most likely words with their probabilities."]
 
     def summary(self) -> str:
         return " ".join(self.text.splitlines())
@@ -108,7 +108,7 @@ class FillTask(Task):
         spelling = str(tokenizer.id_to_token(mask))
         texts = [text.replace(USUAL_MASK, spelling) for text in texts]
         if any(starts_with_space(token) and len(token) > 1 for token in tokenizer.backend.get_vocab()):
-            # The space before a word is part of its token, so a mask replaces both.
+            # The space before a word is part of its token, so a mask replaces the space as well.
             texts = [text.replace(f" {spelling}", spelling) for text in texts]
         ids = [tokenizer.encode(text, parse_special_tokens=True) for text in texts]
         for number, sequence in enumerate(ids):
@@ -146,7 +146,7 @@ class FillTask(Task):
     def score_records(
         self, model: TextModel, records: Sequence[Record], options: FillEvaluation, notes: list[str]
     ) -> Scored:
-        """Mask tokens as in training, always the same ones, and compare the predictions with the original tokens."""
+        """Mask tokens as in training, with a fixed seed, and compare the predictions with the original tokens."""
         usable = select_usable(records, notes, text=str)
         names = select_metrics(options.metrics, self.metrics, self.metrics)
         usable, encoded = encode_records(usable, EncodeText(model.tokenizer), Problems(max_invalid_fraction=1), notes)
@@ -192,11 +192,11 @@ def window_starts(ids: Sequence[int], mask: int, max_length: int) -> list[int]:
 def _fill_text(
     tokenizer: Tokenizer, pieces: Sequence[str], predictions: Mapping[int, tuple[list[float], list[int]]]
 ) -> FilledText:
-    """The text, given as its pieces between masks, with the most likely word at each mask; and all candidates."""
+    """Join the pieces of text between masks with the most likely word at each mask; also return all candidates."""
     filled, candidates = pieces[0], []
     for piece, (_, (probabilities, tokens)) in zip(pieces[1:], sorted(predictions.items()), strict=False):
         word = tokenizer.decode(tokens[:1])  # empty for a special token
-        if word.startswith("##"):  # WordPiece: the end of the word before it
+        if word.startswith("##"):  # WordPiece: continues the word before the mask
             filled, word = filled.rstrip(), word[2:]
         if starts_with_space(str(tokenizer.id_to_token(tokens[0]))):
             word = f" {word.strip()}" if filled and not filled[-1].isspace() else word.strip()

@@ -186,8 +186,8 @@ def predict_tags(
 ) -> list[list[tuple[str, float]]]:
     """The tag of each word and its probability, predicted at the word's first token.
 
-    Long sentences are read in windows, as in training; `notes` count them. A word without tokens gets the tag O, or
-    else the first class.
+    Long sentences are read in windows, as in training; `notes` count them. A word without tokens gets the tag O or, if
+    the model has no O, the first class.
     """
     classes = class_names(model.config)
     default = "O" if "O" in classes else classes[0]
@@ -196,7 +196,7 @@ def predict_tags(
     filled = [i for i, example in enumerate(marked) if example["ids"]]
     if not filled:
         return predictions
-    # These examples have word numbers instead of tags, so that the objective aligns the numbers with token positions.
+    # The examples have word numbers in place of tags, so that the objective aligns the numbers with token positions.
     encoded = InMemoryExamples([marked[i] for i in filled], ("ids", "tags"))
     objective = TaggingObjective(
         encoded, model.tokenizer, max_length=max_sequence_length(model.config), too_long="split"

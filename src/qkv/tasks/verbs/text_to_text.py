@@ -37,7 +37,7 @@ from qkv.text.sentences import split_sentences
 
 MIN_BLEU_WORDS = 3  # mean words of a target above which BLEU is useful: shorter texts have few n-grams
 MAX_TER_WORDS = 60  # mean words of a target up to which TER is computed by default: its time grows with the square
-SUMMARY_RATIO = 3  # sources that are longer than their targets by this factor are probably summarised: ROUGE
+SUMMARY_RATIO = 3  # if sources are longer than their targets by this factor, the task is probably summarisation: ROUGE
 PER_RECORD_METRICS = (
     *("exact_match", "bleu", "bleu_lowercase", "tokenised_bleu", "sacrebleu", "chrf", "ter"),
     *ROUGE_NAMES,
@@ -56,7 +56,7 @@ class TextToTextEvaluation(EvaluationOptions):
     """Options of an evaluation of generated texts."""
 
     beam: int = 1  # number of beams
-    max_tokens: int = 0  # maximum of new tokens; 0: 1.5 times the tokens of the longest target, plus 8
+    max_tokens: int = 0  # maximum number of new tokens; 0: 1.5 times the tokens of the longest target, plus 8
     generation: Mapping[str, Any] = field(default_factory=dict)  # other fields of `GenerationOptions`
 
 
@@ -71,7 +71,7 @@ class TextScorer(TaskScorer):
     """A generated text for each source, compared by BLEU, or by exact match if targets are short."""
 
     modality, input_fields = "text", ("source",)
-    selectable = tuple(name for name in PER_RECORD_METRICS if name != "ter")  # lower values of it are better
+    selectable = tuple(name for name in PER_RECORD_METRICS if name != "ter")  # for these metrics, lower is better
     always_measured = ("exact_match",)
     metrics: Mapping[str, Metric] = {name: partial(measure_texts, METRIC_FUNCTIONS[name]) for name in METRIC_FUNCTIONS}
     baselines: Mapping[str, Baseline] = {
@@ -128,7 +128,9 @@ class TextScorer(TaskScorer):
     def measure_all(
         self, names: Sequence[str], predicted: Sequence[Any], expected: Sequence[Any], records: Sequence[Record]
     ) -> dict[str, float]:
-        """The named metrics; a source with several targets has one prediction, which is compared with all of them."""
+        """Compute the named metrics. A source with several targets has one prediction, which is compared with all of
+        them.
+        """
         by_source = {record.fields["source"]: text for record, text in zip(records, predicted, strict=True)}
         best = list(by_source.values()), [self.targets_by_source[source] for source in by_source]
         return {
@@ -139,7 +141,7 @@ class TextScorer(TaskScorer):
         }
 
     def score_each(self, predicted: Sequence[str], expected: Sequence[str]) -> list[float]:
-        """1 for an equal text; if targets are long, the fraction of words in common (F1) for others."""
+        """1 if the texts are equal; otherwise 0 or, if targets are long, the F1 of their words."""
         pairs = list(zip(predicted, expected, strict=True))
         if self.metric == "exact_match":
             return [metrics.exact_match([ours], [[theirs]]) for ours, theirs in pairs]
@@ -149,7 +151,7 @@ class TextScorer(TaskScorer):
         return metrics.metric_signatures(names) | metrics.rouge_signatures(names)
 
     def choose_metric(self, name: str) -> None:
-        """Make a metric the main one, if its package is installed."""
+        """Make this the main metric if its package is installed."""
         if name not in ROUGE_NAMES or has_rouge():
             super().choose_metric(name)
 
@@ -162,9 +164,9 @@ def mean_probability(score: float, tokens: int, beam: int) -> float | None:
 def default_metrics(targets_by_source: Mapping[str, Sequence[str]]) -> list[str]:
     """The metrics that are useful for targets like these.
 
-    They are exact match; exact match and word error rate against the best target, if a source has several targets;
-    BLEU, chrF and TER if targets have more than three words on average; and ROUGE, if the sources are much longer than
-    the targets and rouge-score is installed.
+    Exact match is always useful. If a source has several targets, so are exact match and word error rate against the
+    best target. If targets have more than three words on average, so are BLEU, chrF and TER. If the sources are much
+    longer than the targets and rouge-score is installed, so is ROUGE.
     """
     names = ["exact_match"]
     targets = [target for several in targets_by_source.values() for target in several]
@@ -191,7 +193,7 @@ def _count_words(texts: Iterable[str]) -> int:
 
 
 def max_target_tokens(tokenizer: Tokenizer, targets: Sequence[str]) -> int:
-    """The tokens of the longest target; its characters if the tokenizer cannot encode one of the targets."""
+    """The number of tokens of the longest target, or of its characters if the tokenizer cannot encode a target."""
     try:
         return max(map(len, tokenizer.target.encode_batch(targets)), default=0)
     except QkvError:
@@ -210,7 +212,7 @@ class TextToText(RecordTask):
     EvalOptions, results, scorers = TextToTextEvaluation, (GeneratedText,), (TextScorer,)
 
     def make_options(self, values: Mapping[str, Any]) -> Any:
-        """The options by name. Those that the task does not have itself are fields of `GenerationOptions`."""
+        """The options by name. Options that are not fields of `Options` are fields of `GenerationOptions`."""
         own = {one.name for one in fields(self.Options)}
         others = {name: value for name, value in values.items() if name not in own}
         given = {name: value for name, value in values.items() if name in own}

@@ -2,8 +2,8 @@
 
 Each source word is left out in turn, and the generated text is scored again. The word whose absence lowers the
 log-probability of a generated word most is the one that it translates (prediction difference; Li et al. 2019, "On the
-Word Alignment from Neural Machine Translation"). The weights of the cross-attention say less: they point to the
-position where the encoder has stored a word, which is often that of its neighbour.
+Word Alignment from Neural Machine Translation"). The weights of the cross-attention are less reliable: they point to
+the position where the encoder has stored a word, which is often the position of its neighbour.
 
 T target tokens, W source words
 """
@@ -65,7 +65,7 @@ def probability_drops(
     target: Sequence[int],
     make_tap: Callable[[], Tap | None] = lambda: None,
 ) -> np.ndarray:
-    """How much the log-probability of each target token falls without each source word (T, W)."""
+    """How much the log-probability of each target token falls if each source word is left out (T, W)."""
     if num_words == 1:  # nothing would be left of the source
         return np.ones((len(target), 1))
     without = [[token for token, word in zip(ids, source_of, strict=True) if word != left] for left in range(num_words)]

@@ -18,9 +18,9 @@ class TextToTextOptions(TaskOptions):
     )
     top: Annotated[int, Limits(1, 1024), "The number of hypotheses of a beam search to return."] = 1
     prompt: Annotated[str, Limits(0, 1000), "The text before every sentence or part."] = ""
-    length_penalty: Annotated[float, Limits(-10, 10), "The exponent of the length in the score of a beam."] = 1.0
-    no_repeat_ngram_size: Annotated[int, Limits(0, 1000), "No n-gram of this size occurs twice; 0: no limit."] = 0
-    stop: Annotated[list[Annotated[str, Limits(1, 1000)]] | None, "Texts at which the generation stops."] = None
+    length_penalty: Annotated[float, Limits(-10, 10), "The exponent of the length by which a score is divided."] = 1.0
+    no_repeat_ngram_size: Annotated[int, Limits(0, 1000), "No n-gram of this size may occur twice; 0: no limit."] = 0
+    stop: Annotated[list[Annotated[str, Limits(1, 1000)]] | None, "Generation stops at these texts."] = None
     generation: Mapping[str, Any] = field(default_factory=dict, metadata=HIDDEN)
     """Other fields of `GenerationOptions`, by name."""
 

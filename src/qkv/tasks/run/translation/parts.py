@@ -1,7 +1,7 @@
 """Translate and summarise: generate a text for a text of any length, part by part.
 
-A translator reads sentence by sentence; what is between sentences, such as line breaks, stays as it is. A summariser
-reads as many sentences at once as fit.
+A translator reads sentence by sentence; line breaks and other white space between sentences stay as they are. A
+summariser reads as many sentences at once as fit.
 """
 
 import logging
@@ -38,12 +38,12 @@ NO_SPACE = "。！？、，」』）"  # no space follows these
 def translate(model: TextModel, texts: Sequence[str], options: TranslateOptions) -> list[GeneratedText]:
     """Translate each text, sentence by sentence, or in one piece if `options.sentences` is false.
 
-    By default, a text that fits is read in one piece if the model was trained on other texts than sentences. A sentence
-    that is too long for the model is split after a clause or a word. The model's text processor
+    By default, a text that fits into the model is read in one piece if the model was not trained on single sentences. A
+    sentence that is too long for the model is split after a clause or a word. The model's text processor
     (`translation/processors.py`) may copy parts of a sentence, or give them to the model in another form.
 
-    If there are several sentences, the other hypotheses of a beam search are those of each result in `.parts`. The
-    prefix is how the first translated sentence must begin, up to the end of a word.
+    If there are several sentences, the results in `.parts` have the other hypotheses of a beam search. The first
+    translated sentence begins with the prefix, which must end at the end of a word.
     """
     prompt, sentences = options.prompt, options.sentences
     fits, processor = fits_into(model, prompt), find_processor(model)
@@ -95,7 +95,7 @@ def summarise(model: TextModel, texts: Sequence[str], options: SummariseOptions)
     """Summarise each text.
 
     If a text is too long for the model, `options.too_long` decides: "split" summarises part by part and joins the
-    summaries; "truncate" summarises the first part only; "error" refuses.
+    summaries; "truncate" summarises the first part only; "error" raises an error.
     """
     fits, too_long = fits_into(model, options.prompt), options.too_long
     truncated: list[str] = []
@@ -121,14 +121,14 @@ def summarise(model: TextModel, texts: Sequence[str], options: SummariseOptions)
 
 
 def fits_into(model: TextModel, prompt: str) -> Callable[[str], bool]:
-    """A function that returns whether the encoder was made for a text of this length."""
+    """Make a function that returns whether a text has at most as many tokens as the encoder has positions."""
     assert model.config.encoder is not None
     limit = model.config.encoder.max_positions
     return lambda part: len(prompt_ids(model.tokenizer, model.config, prompt + part)) <= limit
 
 
 def whole_span(text: str) -> list[CharSpan]:
-    """The span of the whole text without white space around it; none if there is nothing else."""
+    """The span of the whole text without white space around it; an empty list if the text is only white space."""
     start = len(text) - len(text.lstrip())
     return [(start, len(text.rstrip()))] if text.strip() else []
 
@@ -163,7 +163,7 @@ def generate_parts(model: TextModel, parts: Sequence[Part], options: TextToTextO
 
 
 def default_max_tokens(source_tokens: int) -> int:
-    """The most tokens that are generated for a source, in steps of 64, so that sources of similar lengths share it.
+    """The default `max_tokens` for a source, a multiple of 64, so that sources of similar lengths have the same limit.
 
     >>> default_max_tokens(5), default_max_tokens(24), default_max_tokens(25)
     (64, 64, 128)
@@ -181,7 +181,7 @@ def join_parts(text: str, parts: Sequence[Part], *, keep_gaps: bool) -> Generate
         assert part.result is not None
         gap = text[position : part.span[0]] if keep_gaps else " " if joined else ""
         if not gap and joined and not joined.endswith(tuple(NO_SPACE)):
-            gap = " "  # the source has no spaces between sentences, but this language has
+            gap = " "  # the source has no spaces between sentences, but the target language does
         joined += gap
         links += [shift_link(link, part.span[0], len(joined)) for link in part.result.alignment]
         joined += part.result.text
@@ -195,7 +195,7 @@ def join_parts(text: str, parts: Sequence[Part], *, keep_gaps: bool) -> Generate
 
 
 def shift_link(link: WordLink, source: int, target: int) -> WordLink:
-    """A link whose characters are counted from the beginning of the whole texts."""
+    """Move a link by the offsets of its part in the whole source and the whole target."""
     return replace(
         link,
         source_start=link.source_start + source,

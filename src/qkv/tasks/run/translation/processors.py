@@ -1,7 +1,7 @@
-"""Text processors: what is done around a translator, before it reads a sentence and with what it writes.
+"""Text processors: they change what a translator reads, and what it has written.
 
-The `text_processor` of a model's config names one of `TEXT_PROCESSORS`. A model without one reads every sentence as it
-is. To add a processor, register a subclass of `TextProcessor`.
+The `text_processor` of a model's config names one of `TEXT_PROCESSORS`. A model without a processor reads every
+sentence unchanged. To add a processor, register a subclass of `TextProcessor`.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ FindLinks = Callable[[GeneratedText], list[WordLink]]
 
 @dataclass
 class Part:
-    """A part of a source: its characters, and what is generated for it."""
+    """A part of a source: its characters, and the text that is generated for it."""
 
     source: str
     span: CharSpan
@@ -26,34 +26,36 @@ class Part:
 
     @property
     def has_letters(self) -> bool:
-        """Whether there is something to translate; other texts are copied."""
+        """Whether the part has something to translate; a part without letters is copied."""
         return any(map(str.isalpha, self.source))
 
 
 class TextProcessor:
-    """Does nothing around a translator. Subclasses override the methods that they need."""
+    """Changes nothing. Subclasses override the methods that they need."""
 
     def __init__(self, model: TextModel) -> None:
         self.model = model
 
     def prepare(self, texts: Sequence[str], translate: Callable[[list[str]], list[GeneratedText]]) -> None:
-        """Called with the texts that are read sentence by sentence. `translate` translates other texts."""
+        """Called first, with all texts that are read sentence by sentence. `translate` can translate any texts for
+        comparison.
+        """
 
     def trim(self, text: str, span: CharSpan) -> CharSpan:
         """The part of a sentence that the model reads."""
         return span
 
     def read(self, text: str, span: CharSpan) -> Part | None:
-        """What the model reads for a sentence; None if the sentence is copied."""
+        """The part that the model reads for a sentence; None if the sentence is copied."""
         part = Part(text[slice(*span)], span)
         return part if part.has_letters else None
 
     def finish(self, part: Part, result: GeneratedText, find_links: FindLinks, *, align: bool) -> GeneratedText:
-        """The result of a part, given what the model has written, with an alignment if it is requested."""
+        """The final result of a part, given the model's result, with an alignment if it is requested."""
         return replace(result, alignment=find_links(result)) if align else result
 
     def improve(self, parts: Sequence[Part], generate: Callable[[Sequence[Part]], None]) -> None:
-        """Called when all parts have results, which it may replace. `generate` gives results to other parts."""
+        """Called when all parts have results; it may replace them. `generate` generates the results of changed parts."""
 
 
 TEXT_PROCESSORS = OpenTable[type[TextProcessor]](
