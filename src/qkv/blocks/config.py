@@ -115,8 +115,8 @@ class StackConfig:
     # the number of token types (BERT: 2); 0: there is no token type embedding
     token_types: Annotated[int, Limits(0, 2**16)] = 0
 
-    # Only the size, the fields of the embedding, this one and those below apply to recurrent layers. All others keep
-    # their defaults, and `position` is "none".
+    # Of the fields above, recurrent layers have only the sizes and the fields of the embedding; all others keep their
+    # defaults, and `position` is "none".
     recurrent_attention: Literal["additive", "none"] = "additive"
     # How a recurrent decoder reads the source: additive attention (Bahdanau et al. 2015), or only through its initial
     # state (Sutskever et al. 2014).
@@ -197,8 +197,8 @@ class HeadConfig:
     multi_label: bool = False  # classify: a document may have several labels, so outputs are sigmoids, not a softmax
     # classify: divides the logits before softmax or sigmoid, to calibrate the probabilities
     temperature: Annotated[float, Limits(1e-3, 1e3)] = 1.0
-    threshold: Rate = 0.0  # classify: if no class is at least that probable, the text is out of scope
-    out_of_scope: str = ""  # classify: the label of such texts in the data that the threshold was fitted on
+    threshold: Rate = 0.0  # classify: a text is out of scope if no class reaches this probability
+    out_of_scope: str = ""  # classify: the label of texts out of scope in the data that the threshold was fitted on
     # mlm: outputs of a second head on the first token (next-sentence prediction: 2)
     next_sentence_classes: Annotated[int, Limits(0, 2**24)] = 0
     dropout: Rate = 0.0

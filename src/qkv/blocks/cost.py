@@ -4,7 +4,7 @@ A multiply-add counts as two FLOPs, so a matrix costs 2 FLOPs per weight and tok
 and weighted values). Norms, activation functions, softmaxes and look-ups count as 0 FLOPs.
 
 The numbers that a forward pass keeps for the backward pass depend on kernels and compilers, so they are estimates. For
-recurrent layers they are the most that we measured on a CPU, with dropout.
+recurrent layers, the estimate is the maximum that we measured on a CPU, with dropout.
 
 C model width, H heads, D head dim, F width of the feed-forward
 """
@@ -22,7 +22,7 @@ RECURRENT_ACTIVATIONS = {"RNN": 3, "GRU": 9, "LSTM": 25}
 
 @dataclass(frozen=True)
 class PartCost:
-    """The cost of one part or several. FLOPs are those of the forward pass, per token."""
+    """The cost of one or several parts. FLOPs are per token, for the forward pass."""
 
     parameters: Mapping[str, int] | None = None  # by component, such as "mlp"; None: to be counted
     flops: int | None = None  # None: unknown
@@ -119,7 +119,7 @@ def recurrent_cost(stack: StackConfig, *, causal: bool, cross: bool, layer: str,
     if cross:  # the map from the source to the first state
         recurrent += linear(width, stack.layers * num_states * width, bias=True)
     return PartCost(
-        # query, key and its bias, score
+        # additive attention: the maps of the query and of the key (with bias), and the score vector
         {"recurrent": recurrent, "attention": 2 * width**2 + 2 * width if has_attention else 0},
         2 * (matrices + (2 * width**2 if has_attention else 0)),
         flops_per_source_key=4 * width if has_attention else 0,

@@ -1,8 +1,8 @@
 """The head: it computes the model's outputs from the hidden states of a stack.
 
 All heads have the same structure. They take the hidden state of every token, or one vector per document, and apply an
-optional dense layer. Then they project to the vocabulary (lm, mlm), to classes (classify, choice, tag) or to start and
-end logits (span), to the vocabulary and a blank (ctc) or to the numbers of a frame (frames); an embed head does not
+optional dense layer. Then they project: to the vocabulary (lm, mlm), to classes (classify, choice, tag), to start and
+end logits (span), to the vocabulary and a blank (ctc), or to the numbers of a frame (frames). An embed head does not
 project.
 
 B batch, T tokens, E documents in a sequence, C model width, V outputs

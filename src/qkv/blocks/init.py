@@ -97,7 +97,7 @@ def _init_t5(block: Block, config: StackConfig) -> None:
 
 
 def _built_in_parts(block: Block) -> tuple[list[SelfAttention], list[CrossAttention], list[FeedForward]]:
-    """Return the parts of a block whose matrices this file knows."""
+    """Return the parts of a block whose matrices this file initialises."""
     return (
         [block.attention] if isinstance(block.attention, SelfAttention) else [],
         [block.cross] if isinstance(block.cross, CrossAttention) else [],

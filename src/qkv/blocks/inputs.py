@@ -69,8 +69,8 @@ class Inputs:
     token_type_ids: Tensor | None = None  # (B, T); None: all 0
     payloads: Mapping[str, Payload] = field(default_factory=dict)  # by the name of the front end
     source: "Inputs | None" = None
-    max_documents: int = 0  # no sequence has more documents; 0: unknown
-    max_document_length: int = 0  # no document has more tokens; 0: unknown
+    max_documents: int = 0  # an upper bound on the documents of a sequence; 0: unknown
+    max_document_length: int = 0  # an upper bound on the tokens of a document; 0: unknown
 
     @classmethod
     def from_sequences(
@@ -166,7 +166,7 @@ class Inputs:
         return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "Inputs":
-        """Return the inputs with `function` of each tensor, including payloads and the source."""
+        """Apply `function` to each tensor, including payloads and the source."""
         payloads = {name: Payload(*map(function, payload)) for name, payload in self.payloads.items()}
         source = None if self.source is None else self.source.map_tensors(function)
         return replace(self._map_tokens(function), payloads=payloads, source=source)
@@ -200,7 +200,7 @@ class Inputs:
         return {name: self.payloads[name].select(mask, move) for name, mask in chosen.items() if bool(mask.any())}
 
     def _map_tokens(self, function: Callable[[Tensor], Tensor]) -> "Inputs":
-        """Return the inputs with `function` of each tensor that has one value for each token."""
+        """Apply `function` to each tensor that has one value per token."""
         names = ("ids", "document_ids", "positions", "token_type_ids")
         values = {name: getattr(self, name) for name in names}
         mapped: dict[str, Any] = {name: None if value is None else function(value) for name, value in values.items()}

@@ -144,8 +144,8 @@ def scale_frequencies(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
 def alibi_slopes(heads: int, device: torch.device) -> Tensor:
     """Return the slope of each head: 2^(−8/H), 2^(−16/H), … if H is a power of two.
 
-    Otherwise, the first slopes are those of the power of two below H, and the others are every second slope of the
-    next power of two.
+    Otherwise, with p the power of two below H, the first p slopes are the slopes for p heads, and the others are every
+    second slope for 2p heads.
     """
     power = 2 ** math.floor(math.log2(heads))
     # The tensor is created on the device, because a CUDA graph cannot contain a copy from the host.

@@ -202,7 +202,7 @@ class RecurrentStack(nn.Module):
         selected: Tensor | None = None,
         hints: KernelHints = NO_HINTS,
     ) -> Tensor:
-        """x (B, T, C) → (B, T, C), zero at padding. With `selected`, flat indices b·T + t, only these: (N, C).
+        """x (B, T, C) → (B, T, C), zero at padding; with `selected`, flat indices b·T + t, only these vectors, (N, C).
 
         It computes in the dtype of the weights, also under autocast: a state is a sum over all steps.
         """

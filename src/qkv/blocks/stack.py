@@ -112,7 +112,7 @@ class Stack(nn.Module):
                 x = checkpoint(block, x, *arguments, use_reentrant=False)
             else:
                 x = block(x, *arguments)
-        if x.dim() == 3:  # a part of one's own in the last block has computed all positions
+        if x.dim() == 3:  # a registered part in the last block has computed all positions
             x = gather_positions(x, selected)
         if self.norm is not None:
             x = self.norm(x)
@@ -174,5 +174,5 @@ class Stack(nn.Module):
 
 
 def _can_restrict(block: nn.Module) -> bool:
-    """Whether a block can compute some positions only: parts of one's own may need all of them."""
+    """Whether a block can compute some positions only: registered parts may need all of them."""
     return isinstance(block, Block) and isinstance(block.attention, Attention)

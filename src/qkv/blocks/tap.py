@@ -1,7 +1,7 @@
 """The tap records or changes activations inside a model, without hooks or globals.
 
 A site has a name such as `"decoder.3.cross_pattern"`: the stack, the layer, the activation. Each part states its sites
-in the table in `parts.py`. Those of a Transformer, in the order in which a block computes them:
+in the table in `parts.py`. The sites of a Transformer, in the order in which a block computes them:
 
     resid_pre                                  the residual stream before the block
     q k v  scores  pattern  z  attn_out        self-attention: projections, scores before and after the softmax,

@@ -69,13 +69,13 @@ class PaddingEstimate:
     """The fraction of padding: of unsorted batches, of batches of similar lengths, and of packed sequences."""
 
     fields: tuple[str, ...]
-    sequence_lengths: tuple[int, ...]  # (length,); for pairs one length for each field, in proportion to its texts
+    sequence_lengths: tuple[int, ...]  # (length,); for pairs, a length for each field, proportional to its texts
     batch_size: int
     unsorted: float
     by_length: float
     packed: float
-    too_long: int  # the number of examples longer than a sequence: the estimate drops pairs and splits other texts
-    examples: int  # the number of examples in the estimate
+    too_long: int  # the number of examples longer than a sequence: the estimate drops pairs, and splits all others
+    examples: int  # the number of examples that the estimate uses
 
 
 @dataclass(frozen=True)

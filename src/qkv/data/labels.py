@@ -36,7 +36,7 @@ def label_text(label: Any, field: str = "label") -> str:
 
 
 def split_words(records: Iterable[Record], fields: Collection[str]) -> Iterator[Record]:
-    """The records with a list of words for each text in `fields`."""
+    """Split the texts in `fields` of the records into lists of words."""
     for record in records:
         texts = {name: value for name in fields if isinstance(value := record.fields.get(name), str)}
         words = {name: text.split() for name, text in texts.items()}
@@ -44,7 +44,7 @@ def split_words(records: Iterable[Record], fields: Collection[str]) -> Iterator[
 
 
 def clean_labels(records: Iterable[Record], field: str, problems: Problems) -> Iterator[Record]:
-    """The records with the text of each label in `field`, which may be a list; a record without one is left out."""
+    """Convert each label in `field` (a label or a list of labels) to text; leave out records with an invalid label."""
     name = field.removesuffix("s")  # of one label or tag, for messages
     for record in records:
         value = record.fields.get(field, [])

@@ -30,7 +30,7 @@ MIN_RECORDS_TO_JUDGE = 10_000  # the fraction over fewer records is too noisy to
 class InvalidRecord(Exception):
     """The reason why a record is not used. An encoder returns it in place of the encoded record.
 
-    `is_expected` is true if the user asked to leave such records out; then it is no problem of the data.
+    `is_expected` is true if the user asked to leave such records out; they are then not a problem of the data.
 
     >>> InvalidRecord("the label 'maybe' is not one of: no, yes").reason
     "the label 'maybe' is not one of: no, yes"

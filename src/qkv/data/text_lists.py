@@ -38,7 +38,7 @@ def join_text_list(texts: list[str], name: str, meaning: ListMeaning) -> str:
 def join_text_lists(
     records: Iterable[Record], fields: Mapping[str, ListMeaning], problems: Problems
 ) -> Iterator[Record]:
-    """The records with one text for each list of texts in `fields`; a record with several alternatives is left out."""
+    """Convert each list of texts in `fields` to one text; leave out records whose list has several alternatives."""
     for record in records:
         lists = {name: value for name in fields if is_text_list(value := record.fields.get(name))}
         try:

@@ -114,7 +114,7 @@ def choose_backend(
 ) -> Backend:
     """Return `SPECULATIVE` if there is a draft, else the first of `backends` that supports the call.
 
-    By default, these are the ones that were registered, and then `BACKENDS`.
+    The default is the registered backends, followed by `BACKENDS`.
     """
     if draft is not None:
         return SPECULATIVE

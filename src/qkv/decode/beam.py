@@ -49,13 +49,13 @@ class BeamState:
     done: bool = False
 
     def add_finished(self, hypothesis: Hypothesis, max_kept: int) -> None:
-        """Add a finished hypothesis, and keep the best `max_kept`. Of equal ones, the earlier one is better."""
+        """Add a finished hypothesis, and keep the best `max_kept`. Of equally good hypotheses, the earlier is kept."""
         self.finished.append(hypothesis)
         self.finished.sort(key=lambda h: -h.normalized_score)
         del self.finished[max_kept:]
 
     def report_step(self, step: SearchStep, options: GenerationOptions) -> None:
-        """Store a step, and hand it to the caller, as the options ask."""
+        """Store a step, and pass it to the caller's callback, if the options request this."""
         if options.return_search_steps:
             self.search_steps.append(step)
         if options.on_search_step is not None:

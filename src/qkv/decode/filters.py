@@ -59,7 +59,7 @@ def suppress(tokens: tuple[int, ...]) -> LogitsProcessor:
 def suppress_eos_before(length: int, eos_token_ids: tuple[int, ...]) -> LogitsProcessor:
     """Forbid the end-of-sequence tokens while there are fewer than `length` columns of tokens.
 
-    The columns are those of the padded prompts and of the generated tokens.
+    The columns include the padded prompts and the generated tokens.
     """
     suppress_eos = suppress(eos_token_ids)
 

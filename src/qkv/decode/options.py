@@ -76,7 +76,7 @@ class GenerationOptions:
     on_search_step: Callable[[SearchStep], None] | None = None  # called after each step of the search of a prompt
     compile: bool = False  # compile the steps on a GPU: slower to start, then faster
     logprobs: Count = 0  # how many alternative tokens to report at each step
-    # changes activations in every forward pass; recorded values are those of the last one
+    # changes activations in every forward pass; records the values of the last forward pass
     tap: Annotated[Tap | None, Expected("a qkv.Tap")] = None
 
     def check(self, config: Config) -> None:
@@ -122,7 +122,8 @@ class GenerationOptions:
     def in_effect(self, eos_token_ids: tuple[int, ...]) -> frozenset[str]:
         """Return the names of the options that change the result.
 
-        Options at their default do not, nor do options that another option turns off, such as `top_k` at temperature 0.
+        Options with their default value have no effect, nor have options that another option turns off, such as `top_k`
+        at temperature 0.
         """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         defaults = {field.name: field.default for field in fields(self)}

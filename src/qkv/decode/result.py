@@ -38,7 +38,7 @@ class GenerationResult:
     """A generated text."""
 
     text: str  # empty for a model without a tokenizer
-    ids: list[int]  # new tokens only, without the end-of-sequence token
+    ids: list[int]  # the new tokens, without the end-of-sequence token
     # The log-probability of all new tokens, with the end-of-sequence token. Beam search divides it by a length divisor.
     score: float
     finish_reason: FinishReason  # why generation stopped

@@ -12,7 +12,7 @@ from qkv.errors import QkvError
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """Return the token with the largest logit, (R, V) → (R,). Of several equal ones, the first."""
+    """Return the token with the largest logit, (R, V) → (R,). If several are equal, the first."""
     if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
         return torch.from_numpy(logits.numpy().argmax(-1))  # NumPy vectorises argmax: 20 times as fast on a CPU
     return logits.argmax(-1)
@@ -23,7 +23,7 @@ def fast_topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
     The columns form V // 16 groups of 16: column c is in group c mod (V // 16). The last V mod 16 columns have no
     group. The first pass computes the maximum of each group. The k largest logits are in the k groups with the largest
-    maxima, or in the columns without a group. The second pass reads only those.
+    maxima, or in the columns without a group. The second pass reads only these groups and columns.
     """
     rows, vocab = logits.shape
     groups = vocab // 16

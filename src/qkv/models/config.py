@@ -44,8 +44,8 @@ class Config:
     architecture: str = ""  # the public architecture of an imported model; export tries it first
     reads_sentences: bool | None = None  # seq2seq: texts are split into sentences by default; None: not known
     reads_pairs: bool | None = None  # classifiers: trained on pairs of texts, not on single texts; None: not known
-    task: str | None = None  # the task that it was trained for; None: the usual one of its head and family
-    text_processor: str | None = None  # translators: what is done around the model (`tasks/run/translation/processors`)
+    task: str | None = None  # the task that it was trained for; None: the default task of its head and family
+    text_processor: str | None = None  # translators: the name of a text processor (`tasks/run/translation/processors`)
 
     def __post_init__(self) -> None:
         check(self)
@@ -81,7 +81,7 @@ class Config:
         self._check_codes()
 
     def _check_codes(self) -> None:
-        """Raise if the codes of back ends are no ids of the vocabulary, or ids of two back ends."""
+        """Raise if a code of a back end is not an id of the vocabulary, or is also a code of another back end."""
         end = 0
         for one in sorted(self.back_ends, key=lambda one: one.first_id):
             if one.num_codes and one.first_id < end:

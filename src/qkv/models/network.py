@@ -35,7 +35,7 @@ class Network(nn.Module):
     Wherever a network takes `Inputs`, it accepts a tensor of ids (B, T), too: each sequence is then one document.
     """
 
-    embedding: Embedding  # of the only stack; an encoder-decoder has two
+    embedding: Embedding  # of a network with one stack; an encoder-decoder has two embeddings
     head: Head
 
     def __init__(self, config: Config) -> None:
@@ -49,7 +49,7 @@ class Network(nn.Module):
 
     @property
     def stacks(self) -> dict[str, Stack]:
-        """The stacks by name, "encoder" or "decoder", in the order in which they run. The last is under the head."""
+        """The stacks by name, "encoder" or "decoder", in the order in which they run. The head reads the last."""
         return {name: getattr(self, name) for name in STACK_NAMES[self.config.family]}
 
     @property

@@ -1,6 +1,6 @@
 """Helpers of the networks and of the code that runs them; not needed to understand a Transformer.
 
-A longer input than the model has positions is an error; it is never truncated silently.
+An input that is longer than the model's number of positions is an error; it is never truncated silently.
 """
 
 from collections.abc import Iterator
@@ -25,9 +25,9 @@ def check_length(
 ) -> None:
     """Raise if `ids` (B, T) need positions that the model does not have.
 
-    Positions from the caller are not checked. With a cache, the number of filled slots + T is checked. Without one, a
-    sequence that is longer than the table may consist of several shorter documents or have padding. If it has document
-    ids, the length of its longest document is checked instead, but not under torch.compile, which cannot read tensors.
+    Positions from the caller are not checked. With a cache, the number of filled slots + T is checked. Without a cache,
+    a sequence longer than the table may consist of several shorter documents or have padding. If it has document ids,
+    the length of its longest document is checked instead, but not under torch.compile, which cannot read tensors.
     """
     if positions is not None or not config.has_max_positions:
         return
@@ -47,7 +47,9 @@ def check_length(
 
 @contextmanager
 def eval_mode(network: nn.Module) -> Iterator[None]:
-    """Inside, the network is in evaluation mode and computes no gradients. Afterwards each module has its old mode."""
+    """A context in which the network is in evaluation mode and computes no gradients. At its end, each module gets its
+    former mode back.
+    """
     training = [module for module in network.modules() if module.training]
     network.eval()
     try:
@@ -59,7 +61,9 @@ def eval_mode(network: nn.Module) -> Iterator[None]:
 
 
 class SkipTorchInit(TorchFunctionMode):
-    """Inside, torch's modules do not sample weights. On the meta device, sampling would import torch's compiler."""
+    """A context in which torch's modules do not sample weights. On the meta device, sampling would import torch's
+    compiler.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -65,7 +65,7 @@ class MetricsAndSamples(Protocol):
 class TaskMetrics(Protocol):
     """Evaluates a network on a task."""
 
-    num_examples: int  # how many examples there are to sample from
+    num_examples: int  # the number of examples to sample from
 
     def __call__(self, network: Network, num_examples: int, progress: OnProgress | None) -> MetricsAndSamples:
         """Evaluate the network on all examples, or on a fixed random sample of `num_examples` if this is not 0."""
@@ -74,8 +74,8 @@ class TaskMetrics(Protocol):
 class Evaluator:
     """Computes the loss on the validation data, and the task's metrics if `task_metrics` is given.
 
-    `train.metric` selects the best weights. If it is "", the task's main metric does, or the loss if the sample for
-    the task's metrics is small. Rank 0 computes the metrics and broadcasts them, so that all ranks make the same
+    `train.metric` selects the best weights. If it is "", the task's main metric selects them, or the loss if the sample
+    for the task's metrics is small. Rank 0 computes the metrics and broadcasts them, so that all ranks make the same
     decisions. `on_progress` is called with the step and the fraction of an evaluation that is done. A stop signal ends
     an evaluation with `StopRequested`, on all ranks.
     """
@@ -140,7 +140,7 @@ class Evaluator:
         limit = math.inf if plan is not None else max(tenth, minimum)
         if plan is not None:
             pieces, examples = plan.loss_pieces, plan.metric_examples
-        is_single = world.size == 1  # with several ranks, one that raises would leave the others in a collective
+        is_single = world.size == 1  # a rank that raises would leave the other ranks in a collective
         with eval_mode(self.module), ema.use_averages() if ema is not None else nullcontext():
             if self.valid_data is not None:
                 with self.signals.use_mode("raise") if is_single else nullcontext():
@@ -218,9 +218,9 @@ class Evaluator:
 
 
 def join_metrics(metrics: dict[str, float], loss: float | None, *, of_tokens: bool) -> dict[str, float]:
-    """The task's metrics, and the loss on the validation data in place of the task's own, which has other examples.
+    """The task's metrics, but with the loss on the validation data: the task's own loss is of other examples.
 
-    If this is a loss of tokens only, perplexity and bits follow from it, too.
+    If this is a loss of tokens only, perplexity and bits are computed from it, too.
 
     >>> task = {"loss": 1.0, "perplexity": math.exp(1.0), "bits_per_byte": 0.4}
     >>> joined = join_metrics(task, loss=2.0, of_tokens=True)

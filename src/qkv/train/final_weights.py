@@ -1,4 +1,4 @@
-"""The weights that a run ends with: last, best, exponential moving average, or average of several checkpoints."""
+"""The final weights of a run: last, best, exponential moving average, or average of several checkpoints."""
 
 from collections.abc import Sequence
 

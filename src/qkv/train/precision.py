@@ -2,7 +2,7 @@
 
 Some processors multiply bfloat16 matrices several times as fast as float32 ones, others only emulate it, and a small
 model loses more by conversions than it gains. So a forward and backward pass of the run's own first batch is timed in
-both. The decision is made once, when a run starts, and every checkpoint keeps it.
+both dtypes. The decision is made once, when a run starts, and every checkpoint keeps it.
 """
 
 import time
@@ -70,7 +70,7 @@ def time_pass(module: TrainingModule, section: TrainSection, precision: str, bat
 
 
 def set_residual_dtype(network: Network, section: TrainSection, precision: str) -> None:
-    """Set the dtype of the residual stream of all stacks. With "auto" it is the dtype of the products."""
+    """Set the dtype of the residual stream of all stacks. With "auto" it is the dtype of the matrix products."""
     in_bfloat16 = precision == "bfloat16" and section.residual_dtype in ("auto", "bfloat16")
     for stack in network.stacks.values():
         stack.residual_dtype = torch.bfloat16 if in_bfloat16 else None

@@ -48,7 +48,7 @@ class Progress:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Progress":
-        """Make a `Progress` from the JSON values of a checkpoint, which are those of `asdict`."""
+        """Make a `Progress` from the JSON values of a checkpoint; `asdict` is the inverse."""
         known = {field.name for field in fields(cls)}
         if set(values) != known:
             raise QkvError(
@@ -88,7 +88,8 @@ class Budget:
         return self._pools_read(cursor) / self.pools_in_epoch if self.pools_in_epoch else 0.0
 
     def _pools_read(self, cursor: StreamCursor) -> float:
-        # A small corpus is a single pool, so whole pools are too coarse: add the part of this pool that was read.
+        # A small corpus is a single pool, so counting whole pools is too coarse: add the fraction of this pool that was
+        # read.
         return cursor.pool + (cursor.item / self.pool_size(cursor.pool) if cursor.item else 0.0)
 
     def reason(self, step: int, seconds: float) -> str:

@@ -223,7 +223,7 @@ def num_micro_batches(
 
 
 def resume_message(run: str, resumed: TrainingRun, section: TrainSection) -> str:
-    """Return a note. If the run continues: the step that it resumes from. If it has ended: which limit to raise."""
+    """Return a note. A note: the step that the run resumes from or, if the run has ended, which limit to raise."""
     reason = resumed.end_reason(section, resumed.fraction_done())
     if not reason:
         return f"resuming from step {resumed.progress.step:,}"

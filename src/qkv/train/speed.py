@@ -29,9 +29,9 @@ class SpeedMeter:
         self.sampled_seconds = progress.seconds
         self.sample_duration = FIRST_GPU_SAMPLE_SECONDS if world.device.type == "cuda" else 0.0
         self.excluded_seconds = 0.0  # the time of evaluations and predictions
-        self.eval_seconds = 0.0  # the duration of an evaluation; `seconds_left` includes that of the final one
+        self.eval_seconds = 0.0  # the duration of an evaluation; `seconds_left` includes the final evaluation
         self.first_step, self.first_step_seconds = progress.step, 0.0
-        self.has_budget_note = progress.step > 0  # a resumed run had the note before
+        self.has_budget_note = progress.step > 0  # a resumed run has already shown the note
 
     def count_tokens(self, progress: Progress) -> None:
         """Add the new tokens of all ranks to `progress`."""

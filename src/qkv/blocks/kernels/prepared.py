@@ -15,13 +15,13 @@ from qkv.blocks.mask import Mask
 
 
 class KernelHints(NamedTuple):
-    """Facts about a layout that the caller knows without reading its tensors.
+    """Properties of a layout that the caller knows without reading its tensors.
 
     A true hint changes only the speed. A false hint gives wrong results.
     """
 
-    max_documents: int = 0  # no sequence has more documents; 0: unknown
-    max_document_length: int = 0  # no document has more tokens; 0: unknown
+    max_documents: int = 0  # an upper bound on the documents of a sequence; 0: unknown
+    max_document_length: int = 0  # an upper bound on the tokens of a document; 0: unknown
     repeats_positions: bool = False  # the tokens of an image have the same position
     is_default: bool = False  # True: each sequence is one document without padding, at positions 0, 1, 2, …
 

@@ -1,10 +1,10 @@
 """Attention on a CPU with batched matrix products, a block of queries at a time.
 
 Torch's kernel for a CPU computes all scores, also those of masked keys, and its products use a quarter of the
-processor's bfloat16 rate. Here each block of 128 queries is multiplied only by the keys from the first to the last one
-that some of its queries may attend to: the future and most tokens of other documents are skipped. A plan lists these
-ranges once per forward pass. The backward pass reads the patterns and the contiguous copies of q, k and v that the
-forward pass saved.
+processor's bfloat16 rate. Here each block of 128 queries is multiplied only by a range of keys: from the first to the
+last key that any of its queries may attend to. So the future and most tokens of other documents are skipped. A plan
+lists these ranges once per forward pass. The backward pass reads the patterns and the contiguous copies of q, k and v
+that the forward pass saved.
 
 In bfloat16, the scores and the patterns are rounded to bfloat16; the softmax between them computes in float32.
 
@@ -197,7 +197,7 @@ def _pattern(scores: Tensor, heads: int, additive_mask: Tensor | None, block: Ro
         scores.view(-1, heads, *scores.shape[1:]).add_(added)
     elif causal:
         diagonal = block.queries.start
-        past = min(diagonal, block.keys.stop)  # every query of the block may attend to the keys before its first one
+        past = min(diagonal, block.keys.stop)  # every query of the block may attend to the keys before the first query
         scores[..., past:] += _future(scores, block.queries, slice(past, block.keys.stop))
     return softmax_in_place(scores) if scores.shape[-1] < MIN_VECTORISED_KEYS else scores.softmax(dim=-1)
 

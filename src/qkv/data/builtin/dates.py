@@ -49,7 +49,7 @@ class Dates(BuiltinDataset):
                 raise UsageError(f"dates has no language {language!r}; {suggest_name(language, LOCALES)}")
 
         weights = [WEIGHTS.get(language, 1) for language in self.languages]
-        # The place of each language in `languages`, once for each unit of its weight: all turns are equally likely.
+        # Each language's index in `languages`, repeated by its weight; each entry is then equally likely.
         self.turns = [place for place, weight in enumerate(weights) for _ in range(weight)]
 
     def length(self, split: str) -> None:

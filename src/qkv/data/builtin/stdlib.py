@@ -39,7 +39,7 @@ class Stdlib(BuiltinDataset):
         """The files of each split, as paths relative to the library."""
         found: dict[str, list[str]] = {split: [] for split in SPLITS}
         for parent, folders, names in os.walk(self.folder):
-            folders[:] = [name for name in folders if name not in EXCLUDED_FOLDERS]  # os.walk skips the removed ones
+            folders[:] = [name for name in folders if name not in EXCLUDED_FOLDERS]  # os.walk skips removed ones
             for name in names:
                 if not name.endswith(".py") or name.startswith(EXCLUDED_PREFIX):
                     continue

@@ -190,7 +190,7 @@ def _build(
     """Build a cache. The caller must hold the lock."""
     with building_folder(folder) as building:
         meta = write_token_cache(building, records, encode, problems, workers, progress)
-        if not meta["examples"]:  # without the fraction, which counts the records on the other side of a split
+        if not meta["examples"]:  # do not report the fraction, which counts the other side of a split, too
             raise QkvError(f"no record can be used for training:\n{problems.summary().describe_categories()}")
         problems.finish()
         key = {"content": content, "encode": encode.fingerprint, "order": list(encode.fields)}

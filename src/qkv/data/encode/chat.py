@@ -1,7 +1,7 @@
 """Chats: the messages of a conversation as one text. Only the answers of the assistant are predicted.
 
 The chat template of the tokenizer writes the text (`qkv.text.chat_template`), so `m.chat` makes the prompts that the
-model was trained on. If the tokenizer has none, `DEFAULT_TEMPLATE` does; training saves it with the tokenizer:
+model was trained on. If the tokenizer has no template, `DEFAULT_TEMPLATE` is used and saved with the tokenizer:
 
     <s>system:⏎You are helpful.⏎⏎user:⏎Hello!⏎⏎assistant:⏎Hi, how can I help?</s>user:⏎…
 

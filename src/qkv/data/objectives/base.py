@@ -112,7 +112,7 @@ class ExampleCounts:
 class Objective(ABC):
     """Turns encoded records into training examples. A subclass sets the attributes that are declared here."""
 
-    name: str  # of its row in the table of objectives, in which the loss is found
+    name: str  # the name of its row in the table of objectives, which has the loss
     max_lengths: tuple[int, ...]  # the maximum length: (max_length,), or (max_length, max_source_length)
     labels: tuple[Label, ...] = (TOKEN_LABELS,)  # what the examples are labelled with; empty: each example counts
     has_token_types: bool = False

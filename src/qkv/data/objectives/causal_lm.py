@@ -157,7 +157,7 @@ def slice_with_bos_eos(
 
 
 def special_tokens(options: Any) -> RequiredTokens:
-    """BOS and EOS. With `add_bos_eos = false` neither, because the model would never learn to generate them."""
+    """BOS and EOS; with `add_bos_eos = false` neither of them, because the model would never learn to generate them."""
     return RequiredTokens(("pad", "bos", "eos"), "bos") if options.add_bos_eos else RequiredTokens(("pad",))
 
 

@@ -132,7 +132,7 @@ def make_label(name: str, num_classes: int) -> Label:
 
 
 def labels_for_head(head: "HeadConfig") -> tuple[Label, ...]:
-    """A head with one output learns scores; a head with several learns a class, or for each label yes or no."""
+    """A head with one output learns scores; with several outputs it learns classes or, if `multi_label`, label sets."""
     name = "scores" if head.outputs == 1 else "label_sets" if head.multi_label else "classes"
     return (make_label(name, head.outputs),)
 

@@ -1,8 +1,8 @@
 """Contrastive learning of embeddings from pairs of texts that belong together.
 
 The first text of a pair is stored as the source and the second as the target, with the same document id, so that pairs
-are packed like those of sequence-to-sequence models. One encoder reads both texts. The model learns to make the two
-vectors of a pair similar, and the vectors of different pairs dissimilar.
+are packed as in sequence-to-sequence models. One encoder reads both texts. The model learns to make the two vectors of
+a pair similar, and the vectors of different pairs dissimilar.
 """
 
 from collections.abc import Callable, Mapping, Sequence

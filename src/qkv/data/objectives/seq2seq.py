@@ -35,7 +35,7 @@ class EncodePair(EncodeTexts):
         super().__init__("pair", tokenizer, fields, source, target, self.source_tokenizer.fingerprint)
 
     def tokenizer_for(self, field: str) -> Tokenizer:
-        """The tokenizer of the source for `source`, else that of the target."""
+        """The source tokenizer for the field `source`, the target tokenizer for other fields."""
         return self.source_tokenizer if field == "source" else self.tokenizer
 
 
@@ -44,8 +44,8 @@ class Seq2SeqObjective(RecordObjective):
 
     The default of `max_source_length` is chosen so that source and target sequences fill up at the same rate.
 
-    A truncated target has no EOS, so the model does not learn to stop there. `tokenizer` is for the target.
-    If the source has another one, pass `source_template=SpecialTokenTemplate.eos_only(source_tokenizer)`. With
+    A truncated target has no EOS, so the model does not learn to stop there. `tokenizer` is for the target. If the
+    source has a tokenizer of its own, pass `source_template=SpecialTokenTemplate.eos_only(source_tokenizer)`. With
     `source_format`, the sources are payloads, such as images.
     """
 

@@ -33,8 +33,8 @@ class RecordField:
     modality: str = "text"  # a row of `MODALITIES`
     optional: bool = False
     only_with: str = ""  # the field is read only if the records have this other field, too
-    is_sparse: bool = False  # some of the records may have it, and others not
-    list_meaning: ListMeaning | None = None  # what a list of texts in this field is; None: it is not a text
+    is_sparse: bool = False  # only some of the records may have this field
+    list_meaning: ListMeaning | None = None  # what a list of texts in this field means; None: the field is not a text
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ OBJECTIVES = OpenTable[ObjectiveSpec]("objective", lazy={name: f"qkv.data.object
 
 
 def register_objective(spec: ObjectiveSpec, *, replace: bool = False) -> ObjectiveSpec:
-    """Add an objective from outside qkv to the table. `replace` allows the name of one that was added before."""
+    """Add an objective from outside qkv to the table. `replace` allows the name of an objective that was added before."""
     return OBJECTIVES.register(spec.name, spec, replace=replace)
 
 

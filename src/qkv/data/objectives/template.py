@@ -25,7 +25,9 @@ class SpecialTokenTemplate:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> "SpecialTokenTemplate":
-        """The template of the tokenizer. If it adds nothing, one made from cls or bos, and sep or eos."""
+        """The template of the tokenizer. If the tokenizer adds nothing, the template is made from cls or bos, and sep
+        or eos.
+        """
         one, two = (tokenizer.encode(text, add_special_tokens=False) for text in PROBE_TEXTS)
         single = tokenizer.encode(PROBE_TEXTS[0])
         if one and two and len(single) > len(one):
@@ -93,7 +95,7 @@ class SpecialTokenTemplate:
 
 
 def repeat_ids(ids: tuple[int, ...], lengths: IntArray) -> Ragged:
-    """`ids` once for each example whose length is not 0, concatenated; and the lengths."""
+    """Repeat `ids` for each example whose length is not 0, concatenated; and the lengths."""
     return np.tile(np.asarray(ids, np.int32), int((lengths > 0).sum())), lengths
 
 

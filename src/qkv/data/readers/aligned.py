@@ -13,7 +13,7 @@ from qkv.errors import QkvError
 
 
 def read_aligned(group: FileGroup, context: ReadContext) -> Iterator[Record]:
-    """One record a line, with a field for each file; its location is in the first file.
+    """One record per line, with a field for each file; its location is the line in the first file.
 
     If one side of a pair is invalid or blank, the pair is left out. Files of different lengths are always an error,
     whatever fraction of invalid records is accepted: nobody can tell where the alignment was lost.

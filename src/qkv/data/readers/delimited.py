@@ -26,7 +26,7 @@ MAX_ROW_LINES = 10_000  # lines that a row with quotes may span
 DELIMITER_NAMES = {";": "semicolons", "\t": "tabs", "|": "bars"}  # of a CSV without commas
 NumberedLine = tuple[int, str | None]
 """A line number, and the text, or None if the line is unusable, as `read_lines` yields them."""
-QUOTED_FIELD = re.compile(r'(?<![^,;\t|])"[^"]*(?:""[^"]*)*"?')  # up to the end of the line if it is not closed there
+QUOTED_FIELD = re.compile(r'(?<![^,;\t|])"[^"]*(?:""[^"]*)*"?')  # without a closing quote: to the end of the line
 
 
 def read_delimited(group: FileGroup, context: ReadContext) -> Iterator[Record]:

@@ -157,7 +157,7 @@ def _look_aligned(paths: list[PathArgument]) -> bool:
 
 
 def _field_names(paths: list[PathArgument]) -> list[str]:
-    """The extensions (`en`, `fr`) as names of fields if they are distinct, else numbers."""
+    """The names of the fields: the extensions (`en`, `fr`) if they are distinct, otherwise numbers."""
     names = [format_extension(Path(path)).removeprefix(".") for path in paths]
     return names if len(set(names)) == len(names) and all(names) else [str(number) for number in range(len(names))]
 

@@ -17,7 +17,7 @@ from qkv.data.readers.options import ReadContext
 from qkv.data.records import FileLocation
 from qkv.errors import UsageError
 
-# Longest first: the UTF-32 mark begins with the UTF-16 one.
+# Longest first, because the UTF-32 mark begins with the UTF-16 mark.
 BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
@@ -31,7 +31,7 @@ def read_lines(path: Path, context: ReadContext, report_crlf: bool = True) -> It
     """Yield (line number from 1, text without its line end).
 
     An unusable line (invalid UTF-8, NUL, too long) is reported, and its text is None. So aligned files stay aligned,
-    and the reader of a sentence of many lines knows that one is missing. `report_crlf` notes CR LF line ends.
+    and the CoNLL reader notices that a line of a sentence is missing. `report_crlf` notes CR LF line ends.
     """
     for number, block in read_line_blocks(path, context, report_crlf):
         yield from enumerate(block.split("\n") if isinstance(block, str) else block, start=number)
@@ -40,7 +40,7 @@ def read_lines(path: Path, context: ReadContext, report_crlf: bool = True) -> It
 def read_line_blocks(
     path: Path, context: ReadContext, report_crlf: bool = True
 ) -> Iterator[tuple[int, str | list[str | None]]]:
-    """Yield (number of its first line, block of lines): one text if all of them are usable, else a list as above."""
+    """Yield (number of its first line, block of lines): one text if all lines are usable, else a list."""
     name, problems = str(path), context.problems
     max_bytes = context.options.limits.max_line_bytes
     number = 1

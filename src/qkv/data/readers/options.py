@@ -1,4 +1,4 @@
-"""What every reader is given besides the files: the options, the limits, and where to report problems and progress."""
+"""The arguments of every reader besides the files: options, limits, and where to report problems and progress."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,12 +39,12 @@ class ReadOptions:
     header: bool | None = None
     delimiter: str | None = None  # csv, tsv: one character; default: detected in the first line (csv), a tab (tsv)
     quote: bool | None = None  # csv, tsv: whether fields may be quoted as in RFC 4180; default: yes for csv, no for tsv
-    unit: TextUnit = "line"  # text: what one record is
+    unit: TextUnit = "line"  # text: the unit of a record
     comments: bool | None = None  # conll: whether lines that start with # are comments; default: in CoNLL-U only
     records_key: str | None = None  # json: where in the document the list of records is
     split: str | None = None  # datasets: which split
     config: str | None = None  # datasets: which configuration
-    encoding: str | None = None  # default: UTF-8, or what the byte-order mark says
+    encoding: str | None = None  # default: the encoding of the byte-order mark, or UTF-8
     limits: ReadLimits = field(default_factory=ReadLimits)
 
 

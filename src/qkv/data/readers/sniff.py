@@ -15,7 +15,7 @@ MIN_ROWS = 2  # one line with a tab is not a table yet
 
 
 def sniff_format(path: Path, format: str, options: ReadOptions) -> tuple[str, str]:
-    """The format of a file whose extension means `format`, and the reason if it is another one.
+    """The format of a file whose extension means `format`; if it is a different format, also the reason.
 
     A file with the same number of tabs in all its first lines is a table. It is CoNLL if there are also blank lines
     between them, and no cell contains a space.
@@ -23,7 +23,7 @@ def sniff_format(path: Path, format: str, options: ReadOptions) -> tuple[str, st
     block = first_block(path, options)
     lines = block[:SNIFFED_BYTES].decode(errors="replace").replace("\r\n", "\n").split("\n")
     if len(block) > SNIFFED_BYTES:
-        lines.pop()  # it may be cut
+        lines.pop()  # the last line may be incomplete
     rows = [line for line in lines if line.strip()]
     tabs = {row.count("\t") for row in rows if not row.startswith("-DOCSTART-")}
     if len(rows) < MIN_ROWS or len(tabs) != 1 or 0 in tabs:

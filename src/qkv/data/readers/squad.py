@@ -19,7 +19,7 @@ def is_squad(document: Any) -> bool:
 
 
 def squad_rows(document: dict[str, Any]) -> Iterator[dict[str, Any] | InvalidRecord]:
-    """One row for each question; an `InvalidRecord` for a malformed one."""
+    """One row for each question; a malformed question gives an `InvalidRecord`."""
     for article in document["data"]:
         paragraphs = article.get("paragraphs") if isinstance(article, dict) else None
         if not isinstance(paragraphs, list):

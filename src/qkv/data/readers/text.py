@@ -13,7 +13,7 @@ from qkv.errors import UsageError
 
 
 def read_text(group: FileGroup, context: ReadContext) -> Iterator[Record]:
-    """The records of one text file; `options.unit` says what one is: a line, a paragraph or the document."""
+    """The records of one text file; `options.unit` is the unit of a record: a line, a paragraph or the document."""
     path = group.paths[0]
     columns = column_indices(context.options.columns, ["text"], str(path))
     if len(columns) != 1:
@@ -31,7 +31,7 @@ def read_text(group: FileGroup, context: ReadContext) -> Iterator[Record]:
 
 
 def _line_records(path: Path, field: str, context: ReadContext) -> Iterator[Record]:
-    """Lines without their ends; blank ones are counted and left out."""
+    """Lines without their line ends; blank lines are counted and left out."""
     file, problems = str(path), context.problems
     num_blank = first_blank = 0
     for number, line in read_lines(path, context):
@@ -48,7 +48,9 @@ def _line_records(path: Path, field: str, context: ReadContext) -> Iterator[Reco
 
 
 def _paragraph_records(path: Path, field: str, context: ReadContext) -> Iterator[Record]:
-    """Lines joined up to a blank one. A paragraph is split like a long document, and problems are counted by line."""
+    """Paragraphs: the lines up to a blank line, joined. A paragraph is split like a long document, and problems are
+    counted by line.
+    """
     file, problems = str(path), context.problems
     max_size = context.options.limits.document_chunk_bytes
     held: list[str] = []
@@ -72,7 +74,7 @@ def _paragraph_records(path: Path, field: str, context: ReadContext) -> Iterator
 
 
 def _document_records(path: Path, field: str, context: ReadContext) -> Iterator[Record]:
-    """The whole file. A long one becomes several records of about `limits.document_chunk_bytes`, cut at line ends.
+    """The whole file. A long document becomes several records of about `limits.document_chunk_bytes`, cut at line ends.
 
     So a file of any size needs little memory. Concatenated, the records are the text without its last line end. Blocks
     of lines are joined without looking at each line, which is several times faster. Problems are counted by line: an

@@ -78,7 +78,7 @@ def assign_offsets(example: IntArray, sequence: IntArray, sizes: IntArray, num_s
 
 
 def best_fit_decreasing(sizes: IntArray, max_length: int, max_documents: int) -> tuple[IntArray, int]:
-    """Each example into the fullest sequence that has room for it: (sequence of each, number of sequences).
+    """Place each example in the fullest sequence with room for it: (sequence of each example, number of sequences).
 
     Sequences are grouped by their free space. A Python integer is the bit set of all free spaces that occur, so the
     tightest fit is the lowest set bit at or above the length. This takes about a microsecond for each example.
@@ -113,7 +113,7 @@ def best_fit_decreasing(sizes: IntArray, max_length: int, max_documents: int) ->
 
 
 def dot_product_fit(sizes: IntArray, max_lengths: tuple[int, ...], max_documents: int) -> tuple[IntArray, int]:
-    """Each pair into the sequences whose free space matches it best: (sequence of each, number of sequences).
+    """Place each pair in the sequences whose free space matches it best: (sequence of each pair, number of sequences).
 
     It starts with the minimum number of sequences that the fuller side needs, and opens more only when nothing fits.
     Pairs with the same two lengths are placed in one step, one pair in each sequence, the best sequences first.
@@ -127,7 +127,7 @@ def dot_product_fit(sizes: IntArray, max_lengths: tuple[int, ...], max_documents
     target_fits, source_fits = (np.empty(num_sequences + len(sizes), bool) for _ in range(2))
     num_documents = [0] * (num_sequences + len(sizes))
     sequence = np.empty(len(sizes), np.int64)
-    order = np.lexsort((sizes[:, 1], sizes[:, 0], -fractions.max(axis=1)))  # largest first, equal ones together
+    order = np.lexsort((sizes[:, 1], sizes[:, 0], -fractions.max(axis=1)))  # largest first, equal sizes together
     ordered = sizes[order]
     starts = np.flatnonzero(np.diff(ordered, axis=0, prepend=-1).any(axis=1)).tolist()
     for start, end in pairwise([*starts, len(order)]):
@@ -156,7 +156,7 @@ def dot_product_fit(sizes: IntArray, max_lengths: tuple[int, ...], max_documents
 
 
 def _largest(values: np.ndarray, count: int) -> list[int]:
-    """The indices of the `count` largest values above 0, the largest first; of equal values, the first one first."""
+    """The indices of the `count` largest values above 0, the largest first; equal values in their order."""
     if count > MAX_ARGMAX:
         above = np.flatnonzero(values)
         return [int(index) for index in above[np.argsort(-values[above], kind="stable")[:count]]]

@@ -184,7 +184,7 @@ class SequenceStream:
     ) -> Iterator[tuple[BatchPlan, StreamCursor]]:
         """The batches of one process from a cursor on, each with the cursor after it.
 
-        Endless, or to the end of `epochs` epochs; the last batch may then have empty sequences.
+        The iterator is endless unless `epochs` limits it; the last batch of the last epoch may have empty sequences.
         """
         end = None if epochs is None else self.order.num_pools(epochs)
         pool, item, step = cursor

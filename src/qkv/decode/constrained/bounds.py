@@ -21,7 +21,7 @@ RULE = re.compile(r"^[ \t]*[?!]?\w[\w.-]*[^:\n\"/]*:", re.MULTILINE)
 
 def check_repetitions(name: str, pattern: str) -> None:
     """Raise an error if a pattern is too large after its repetitions are written out."""
-    sizes, last = [0], 0  # of each open group; of the last part
+    sizes, last = [0], 0  # the lengths of each open group, and of the last part
     for part in PATTERN_PART.finditer(pattern):
         if part["open"]:
             sizes.append(0)

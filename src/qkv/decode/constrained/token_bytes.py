@@ -80,5 +80,7 @@ class TokenBytes:
 
 
 def ids_by_bytes(token_bytes: Sequence[bytes]) -> dict[bytes, int]:
-    """Return a table from bytes to the token that has them. Of several, it is the one with the smallest id."""
+    """Return a table from bytes to the token with these bytes. If there are several, it is the token with the smallest
+    id.
+    """
     return {text: number for number, text in reversed(list(enumerate(token_bytes))) if text}

@@ -155,8 +155,8 @@ def _has_bfloat16_kernels() -> bool:
 def _fingerprint(weight: Tensor) -> WeightFingerprint:
     """Return values that change with the weights (O, I): their address, torch's version counter, and a partial sum.
 
-    The sum detects most changes through `.data`, which torch does not count. It adds up one weight of each row: those
-    on a diagonal that starts again at the first column when it reaches the last one.
+    The sum detects most changes through `.data`, which torch does not count. It adds up one weight of each row, along a
+    diagonal that continues at the first column after the last.
     """
     rows = torch.arange(len(weight))
     diagonal = weight.detach()[rows, rows % weight.shape[1]]

@@ -34,7 +34,7 @@ class Request:
     tokens: list[int]  # the prompt and the generated tokens
     prompt: Prompt | None  # the prompt of a decoder, if it has payloads
     source: Sequence[int] | None
-    prefix_key: Hashable  # what the keys and values of a page depend on, apart from its tokens and the pages before it
+    prefix_key: Hashable  # the inputs besides tokens on which the keys and values of a page depend
     filters: list[LogitsProcessor]
     is_plain: bool  # whether each token is the argmax of the logits, without filters and alternatives
     has_stateless_filters: bool  # whether the filters depend only on the logits, not on the tokens so far
@@ -50,7 +50,7 @@ class Request:
     shared_pages: list[PrefixNode] = field(default_factory=list)  # the first pages: full, cached, and usable by others
     can_share_next_page: bool = True  # False once the cache has another page for the same prefix
     slot: int = -1  # the index of a running request in tensors that have a row for each sequence
-    # The number of tokens, with a token that was chosen on the device and is not in `tokens` yet, and its maximum.
+    # The number of tokens, including a token that was chosen on the device and is not in `tokens` yet; and its maximum.
     length: int = 0
     max_length: int = 0
     num_cached: int = 0  # the number of tokens that the model has read, or will read in a step that was launched

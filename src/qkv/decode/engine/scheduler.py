@@ -42,7 +42,7 @@ class Scheduler:
     ) -> None:
         """A few new requests join a large batch only every `steps_between_admissions` steps.
 
-        A prefill of several short prompts takes hardly longer than that of one.
+        Prefilling several short prompts takes hardly longer than prefilling one.
         """
         self.page_pool, self.stats = page_pool, stats
         self.max_sequences, self.max_prefill_tokens = max_sequences, max_prefill_tokens

@@ -1,6 +1,6 @@
 """`StaticRunner` and greedy steps with the kernels of `batch_kernels`, for several sequences and for beams.
 
-Their steps are as fast as compiled ones, and nobody waits for a compiler. The kernels count the filled slots
+Their steps are as fast as compiled steps, without the wait for the compiler. The kernels count the filled slots
 themselves, so that one CUDA graph serves all lengths. `StaticRunner` and `GreedyState` are the reference.
 
 N sequences, T new tokens of each, H heads, KV key/value heads, G heads that share a key, D head dim, V vocabulary

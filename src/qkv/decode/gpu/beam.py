@@ -36,7 +36,7 @@ class BeamTensors:
         self.score[:, 0] = 0.0  # all beams of a prompt are equal at first, so only the first may continue
         self.tokens = torch.zeros(max_tokens, prompts, beams, dtype=torch.long, device=device)
         self.parents = torch.zeros_like(self.tokens)
-        self.normalized_scores = torch.full_like(self.score, NEG_INF)  # of finished hypotheses, best first
+        self.normalized_scores = torch.full_like(self.score, NEG_INF)  # the scores of finished hypotheses, best first
         # The length, the beam and the last token of each finished hypothesis.
         self.finished = torch.zeros(prompts, beams, 3, dtype=torch.long, device=device)
         self.done = torch.zeros(prompts, dtype=torch.bool, device=device)

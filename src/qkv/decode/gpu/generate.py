@@ -83,7 +83,7 @@ def runner_class(network: Network, *, compiled: bool = False) -> type[StaticRunn
 
 
 def greedy_kernels(network: Network, *, fused: bool, compiled: bool) -> Kernels | None:
-    """Return the kernels for greedy steps: those for one sequence if `fused`, else those for batches, or None."""
+    """Return the kernels for greedy steps: for one sequence if `fused`, else for batches; None if neither applies."""
     if fused:
         return Kernels(StaticRunner, _fused_step().FusedGreedyStep)
     kind = runner_class(network, compiled=compiled)

@@ -100,7 +100,7 @@ def graph_pool(device: torch.device) -> Any:
     return pool
 
 
-_first_graphs: list[torch.cuda.CUDAGraph] = []  # of each pool, because torch gives up a pool without graphs
+_first_graphs: list[torch.cuda.CUDAGraph] = []  # a graph in each pool, because torch releases a pool without graphs
 
 
 @cache

@@ -1,7 +1,7 @@
 """Drafts for speculative decoding propose the next tokens cheaply, by prompt look-up or with a small model.
 
 `speculate.py` verifies every proposed token. So a draft affects the speed of generation, and the text stays the same.
-There is one exception: if a `DraftModel` samples, the text may be another one, but its distribution stays the same.
+There is one exception: if a `DraftModel` samples, the text may differ, but its distribution stays the same.
 
 V vocabulary
 """
@@ -73,7 +73,9 @@ class PromptLookup:
     """
 
     def __init__(self, max_ngram_size: int = 3, num_draft_tokens: int = DRAFT_TOKENS) -> None:
-        """The last `max_ngram_size` tokens are looked up first. If they are not found, fewer are, down to one."""
+        """The last `max_ngram_size` tokens are looked up first. If they are not found, fewer tokens are looked up, down
+        to one.
+        """
         check_value(PositiveCount, max_ngram_size, "max_ngram_size")
         check_value(PositiveCount, num_draft_tokens, "num_draft_tokens")
         self.max_ngram_size, self.num_draft_tokens = max_ngram_size, num_draft_tokens

@@ -100,7 +100,8 @@ def _generate_one(call: GenerationCall, index: int, cpu: bool) -> SpeculativeRes
 def accept_or_resample(
     logits: Tensor, proposed: int | None, q: Tensor | None, generator: torch.Generator | None
 ) -> int:
-    """Return the next token, given the model's logits (1, V): the proposed token if it is accepted, else another one.
+    """Return the next token, given the model's logits (1, V): the proposed token if it is accepted, else a different
+    token.
 
     A rejected token g cannot be sampled again, because q(g) > p(g), so its residual is 0.
     """

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 _REQUIRED = object()
-MULTI_LABEL = "multi_label_classification"  # their problem_type of a head whose outputs are independent
-# Ours: transformers keeps these keys in the config and does not use them.
+MULTI_LABEL = "multi_label_classification"  # their `problem_type` for a head with independent outputs
+# Keys of ours in their config: transformers keeps them and does not use them.
 TEMPERATURE_KEY = "calibration_temperature"
 THRESHOLD_KEY = "out_of_scope_threshold"
 OUT_OF_SCOPE_KEY = "out_of_scope_label"
@@ -39,7 +39,7 @@ INPUT_KEYS = ("reads_sentences", "reads_pairs", "task", "text_processor")
 
 @dataclass(frozen=True)
 class ConfigKey:
-    """Our field is one key of theirs; `values` maps their values to ours."""
+    """A row for a field of ours that is one key of theirs; `values` maps their values to ours."""
 
     name: str
     default: Any = _REQUIRED
@@ -68,7 +68,7 @@ class ConfigKey:
 
 @dataclass(frozen=True)
 class ComputedField:
-    """Our field is computed from several of their keys, and their keys are computed from our field."""
+    """A row for a field of ours that is computed from several of their keys, and the reverse."""
 
     read: Callable[[Json], Any]
     write: Callable[[Any, Any], Json]  # (our value, the config that contains it) → their keys
@@ -97,7 +97,7 @@ def write_fields(rows: FieldRows, ours: Any) -> Json:
 
 @dataclass(frozen=True)
 class Concatenated:
-    """Our fused matrix is a concatenation of several of theirs."""
+    """A row for a fused matrix of ours that concatenates several matrices of theirs."""
 
     modules: tuple[str, ...]
 
@@ -120,7 +120,7 @@ class Concatenated:
 
 @dataclass(frozen=True)
 class Renamed:
-    """Our module is one of theirs.
+    """A row for a module of ours that is one module of theirs.
 
     They store matrices as (in, out) if `transposed`, and a vector as (1, n) if `is_row_vector`.
     """
@@ -219,7 +219,7 @@ class Architecture:
         default_factory=dict
     )  # their tensor → other names of the same tensor
     ignored: tuple[str, ...] = ()  # glob patterns of checkpoint tensors to skip (buffers, leftovers)
-    optional_tensors: tuple[str, ...] = ()  # their tensors that may be missing; zeros replace them
+    optional_tensors: tuple[str, ...] = ()  # their tensors that may be missing: zeros are used instead
 
 
 def find_head(architecture: Architecture, theirs: Json) -> HeadTable:
@@ -266,7 +266,7 @@ def read_config(architecture: Architecture, theirs: Json) -> Config:
 
 
 class UnsupportedConfigError(QkvError):
-    """An architecture cannot express some fields of a config, or its family (then `fields` is empty)."""
+    """Raised if an architecture cannot express some fields of a config, or its family (then `fields` is empty)."""
 
     def __init__(self, name: str, family: str, fields: list[str]) -> None:
         self.name = name

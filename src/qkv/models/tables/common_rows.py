@@ -157,11 +157,11 @@ ROPE_PARTIAL: FieldRows = {**ROPE, "rotary_fraction": ComputedField(_read_rotary
 
 @dataclass(frozen=True)
 class HeadClass:
-    """How they name the class of a model with one kind of head, and what such a head usually is."""
+    """The suffix of their class names for one kind of head, and the usual properties of such a head."""
 
     suffix: str
     outputs: str | int
-    module: str = "classifier"  # their name of the output layer, unless an architecture has other names
+    module: str = "classifier"  # their usual name of the output layer
     fields: FieldRows = field(default_factory=lambda: {"bias": True})
 
 
@@ -184,7 +184,7 @@ def task_head(
     prefix: str | None = None,
     stacks: tuple[str, ...] = (),
 ) -> HeadTable:
-    """The table of a model with this kind of head. `fields` and `names` replace those of the kind."""
+    """The table of a model with this kind of head. `fields` and `names` replace the defaults of the kind."""
     head = HEAD_CLASSES[kind]
     rows = {**(head.fields if fields is None else fields), "kind": kind}
     return HeadTable(model + head.suffix, rows, names or {"head.out": head.module}, head.outputs, prefix, stacks)

@@ -114,7 +114,7 @@ PRESETS: dict[str, Callable[..., Config]] = {
     "gpt2-medium": _gpt2(1024, 24, 16),
     "gpt2-large": _gpt2(1280, 36, 20),
     "gpt2-xl": _gpt2(1600, 48, 25),
-    # GPT-3 (2020), to compute its cost. Its weights are not public.
+    # GPT-3 (2020). Its weights are not public, so this preset only serves to compute its cost.
     "gpt3-175b": _gpt2(12_288, 96, 96, n_positions=2048, resid_pdrop=0.0, attn_pdrop=0.0),
     "t5-small": _t5(512, 6, 8, 2048),
     "t5-base": _t5(768, 12, 12, 3072),

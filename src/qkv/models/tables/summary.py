@@ -37,7 +37,7 @@ class ModelSummary:
     tied: bool  # whether the output matrix is the embedding
     flops_forward: int  # per token, without the parts in `unstated_flops`
     flops_training: int  # per token, forward and backward
-    unstated_flops: tuple[str, ...]  # parts of one's own that do not state their FLOPs
+    unstated_flops: tuple[str, ...]  # registered parts that do not state their FLOPs
     weight_bytes: dict[str, int]  # per dtype
     cache_bytes_per_token: dict[str, int]  # per dtype: the keys and values of self-attention
     cross_bytes_per_source_token: dict[str, int]  # per dtype: the keys and values of cross-attention

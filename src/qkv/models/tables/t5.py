@@ -26,7 +26,7 @@ from qkv.models.tables.common_rows import (
 )
 
 UNGATED = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu"}
-GATED = {"gated-gelu": "geglu_tanh", "gated-silu": "swiglu", "gated-relu": "reglu"}  # T5's gated GELU is the tanh one
+GATED = {"gated-gelu": "geglu_tanh", "gated-silu": "swiglu", "gated-relu": "reglu"}  # T5's gated GELU is the tanh form
 
 
 def stack_rows(layers: Any, default_ffn: str) -> FieldRows:

@@ -60,7 +60,7 @@ class ShardCoordinator:
                     f"{path}: this file is missing or does not have the size that rank {shard['rank']} wrote; another "
                     "job may be using this folder: stop it, or train in another folder with run=…"
                 )
-        group_slices(shards)  # raises if they do not make up whole tensors, which would be a bug in qkv
+        group_slices(shards)  # raises if the slices do not make up whole tensors, which would be a bug in qkv
         return shards
 
     def remove_part_files(self) -> None:

@@ -36,7 +36,7 @@ class TensorSlice:
 
     @property
     def bounds(self) -> SliceBounds:
-        """The offset and the size."""
+        """The bounds of the slice: its offset and its size."""
         return self.offset, tuple(self.values.shape)
 
 

@@ -70,7 +70,7 @@ def slice_key(name: str, one: TensorSlice) -> str:
 
 
 def _memory_for(values: Tensor, old: Tensor | None) -> Tensor:
-    """Return memory for a copy: that of the last snapshot if it has the right size, else new memory."""
+    """Return memory for a copy: the memory of the last snapshot if it has the right size, else new memory."""
     if old is not None and old.dtype == values.dtype and old.shape == values.shape:
         return old
     try:

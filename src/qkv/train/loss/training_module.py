@@ -51,7 +51,7 @@ class LabelledBatch:
     batch: Batch
     positions: Tensor | None  # flat indices (N,), or (B, Q) if Q positions of each sequence are selected; None: all
     targets: Tensor | None  # (N,) the label of each position; IGNORE_INDEX for padding
-    loss: Callable[[ForwardPass], LossSums]  # of the batch's objective; found here, not in code that is compiled
+    loss: Callable[[ForwardPass], LossSums]  # the loss of the batch's objective; looked up here, outside compiled code
 
 
 def make_labelled_batch(batch: Batch, device: torch.device, round_to: int = 1) -> LabelledBatch:
@@ -125,7 +125,9 @@ class TrainingModule(nn.Module):
             )
 
     def forward(self, labelled_batch: LabelledBatch, per_token: Tensor, per_document: Tensor) -> Tensor:
-        """The loss of a batch. `per_token` is 1 / the number of token labels of all ranks, `per_document` likewise."""
+        """The loss of a batch. `per_token` is 1 / the number of token labels of all ranks, and `per_document` is 1 /
+        the number of document labels.
+        """
         sums = labelled_batch.loss(BatchPass(self, labelled_batch))
         weighted = zip(sums, (per_token, per_document), strict=True)
         losses = [loss * weight for loss, weight in weighted if loss is not None]
@@ -203,7 +205,7 @@ class TrainingModule(nn.Module):
 
 
 def count_chunks(positions: int, outputs: int, device_type: str) -> int:
-    """Return the number of chunks in which the loss of so many positions is computed.
+    """Return the number of chunks in which the loss of this number of positions is computed.
 
     >>> count_chunks(2048, 32_000, "cuda"), count_chunks(2048, 5_000, "cpu"), count_chunks(2048, 50_000, "cpu")
     (1, 8, 8)
@@ -224,7 +226,9 @@ class BatchPass:
         self.head, self.options, self.label_smoothing = module.network.head, module.options, module.smoothing
 
     def hidden(self, inputs: Inputs | None = None) -> tuple[Tensor, SequenceLayout]:
-        """The input of the head at all positions, (B, T, C), and its layout. The default input is that of the batch."""
+        """The input of the head at all positions, (B, T, C), and its layout. The default input is the input of the
+        batch.
+        """
         network = self.module.network
         return network.hidden(self.module.network_inputs(self.batch) if inputs is None else inputs)
 
@@ -260,7 +264,9 @@ class BatchPass:
 
 
 def find_auxiliary_losses(network: nn.Module) -> list[tuple[nn.Module, Callable[[Any], Any]]]:
-    """The modules whose part states an auxiliary loss, such as the balance of experts, with the functions of it."""
+    """The modules whose part states an auxiliary loss, such as the balance of experts, and the functions that return
+    it.
+    """
     rows = [(module, getattr(module, "part_row", None)) for module in network.modules()]
     return [(module, row.aux_loss) for module, row in rows if row is not None and row.aux_loss is not None]
 

@@ -44,7 +44,7 @@ class Ema:
             average.lerp_(self._weights[name].detach().to(average.dtype), weight)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that a checkpoint saves and restores: the averages, and "updates" (how many so far)."""
+        """Return the tensors that a checkpoint saves and restores: the averages, and "updates" (the number of updates)."""
         return {**self._averages, "updates": self.num_updates}
 
     @torch.no_grad()
@@ -56,7 +56,7 @@ class Ema:
     @contextmanager
     @torch.no_grad()
     def use_averages(self) -> Iterator[None]:
-        """Inside, the network has the averages. Afterwards it has exactly its own weights again."""
+        """A context in which the network has the averages. At its end, the network gets its own weights back exactly."""
         own = {name: p.detach().clone() for name, p in self._weights.items()}
         try:
             self.copy_to_network()

@@ -176,7 +176,7 @@ def _check_resumable(row: OptimizerRow, section: TrainSection) -> None:
 
 
 def can_skip_update_on_device(optimizer: Optimizer) -> bool:
-    """Whether the optimizer skips an update if its tensor `found_inf` is 1: Muon and torch's fused optimizers do."""
+    """Whether the optimizer skips an update if its tensor `found_inf` is 1, as Muon and torch's fused optimizers do."""
     parts = optimizer.parts if isinstance(optimizer, CombinedOptimizer) else [optimizer]
     return all(isinstance(part, Muon) or all(group.get("fused") for group in part.param_groups) for part in parts)
 
@@ -197,7 +197,7 @@ def optimizer_tensors(
     """Return the optimizer's state, as "exp_avg.NAME" → tensor. Create the state if no step was taken yet.
 
     To restore a checkpoint, copy its values into these tensors; `saved` are their names in the checkpoint. An optimizer
-    has a method `initial_state`, or it creates its state in a step with gradients of 0, after which the weights must be
+    without a method `initial_state` creates its state in a step with gradients of 0, after which the weights must be
     restored, too.
     """
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}

@@ -90,7 +90,7 @@ class LocalProcesses:
             "LOCAL_WORLD_SIZE": str(self.size),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self.port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 must use the launcher's store, and not open one
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 must use the launcher's store, and not open its own
         }
 
     def forward_signal(self, number: int, frame: FrameType | None = None) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def local_slices(name: str, tensor: Tensor, world: World) -> list[TensorSlice]:
-    """Return the slices of a tensor that this rank saves; none if another rank saves the same."""
+    """Return the slices of a tensor that this rank saves; none if another rank saves the same slices."""
     shape = tuple(tensor.shape)
     if not is_dtensor(tensor):
         return [TensorSlice.whole(tensor.detach())] if world.rank == 0 else []

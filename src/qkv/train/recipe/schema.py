@@ -90,7 +90,7 @@ class TokenizerSection:
 class ModelSection:
     """The model: a `preset`, or a trained model (`from`). With neither, it has a modern architecture.
 
-    `overrides` changes fields of the model's config. A field such as `width` applies to every stack; fields under
+    `overrides` change fields of the model's config. A field such as `width` applies to every stack; fields under
     `encoder`, `decoder` or `head` apply to that part. In a recipe file the overrides are keys of `[model]` itself.
     """
 
@@ -162,7 +162,7 @@ class TrainSection:
     schedule: Annotated[str, OneOf(SCHEDULES)] = "cosine"
     warmup: Annotated[float, Limits(0, MAX_COUNT)] = 0.05  # in steps or, if below 1, as a fraction of the budget
     decay_fraction: Fraction = 0.2  # wsd: the last fraction of the budget, in which the learning rate falls
-    final_lr_ratio: Fraction = 0.0  # the learning rate at the end, as a fraction of lr
+    final_lr_ratio: Fraction = 0.0  # the final learning rate as a fraction of lr
 
     # Numerics
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # "auto" on a CPU: measured, then kept

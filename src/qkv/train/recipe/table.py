@@ -51,7 +51,7 @@ class RecipeText:
 
 
 class RecipeReader(Reader):
-    """Reads a recipe. It knows the lines of the keys, and the section that a misplaced key belongs in."""
+    """Reads a recipe. Its errors have the line of a key and, for a misplaced key, the section in which it belongs."""
 
     def __init__(self, text: RecipeText) -> None:
         super().__init__(TOML)

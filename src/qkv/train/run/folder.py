@@ -95,8 +95,8 @@ class RunFolder:
     def lock(self) -> Iterator["RunFolder"]:
         """Create the folder if needed, and lock it. If another job holds the lock, raise an error that names it.
 
-        If a recipe turns out to be one that cannot be trained (a `QkvError` before the log begins), delete what was
-        created. After other errors and stop signals, the run can be started from its folder.
+        If the recipe cannot be trained (a `QkvError` before the log begins), the created files are deleted. After other
+        errors and stop signals, the run can be started from its folder.
         """
         self._check_is_run_or_empty()
         files_before = set(self.path.glob("*"))
@@ -231,7 +231,7 @@ class RunFolder:
     def _delete_new(self, files_before: set[Path], new_folders: list[Path]) -> None:
         """Delete the run's files that did not exist before, and new folders, if nothing else is in them.
 
-        If it were empty of the run's files, a folder with other files would no longer be accepted as a run folder.
+        Without the run's files, a folder with other files would no longer be accepted as a run folder.
         """
         own = {path for one in (RECIPE, ENV, *MODEL_FILES, LOCK_HOLDER, LOCK) for path in self.path.glob(one)}
         if set(self.path.glob("*")) - own - files_before:
@@ -244,7 +244,9 @@ class RunFolder:
                 folder.rmdir()
 
     def _check_is_run_or_empty(self) -> None:
-        """Raise if the folder has files that are not of a run, so that training never mixes its files with others."""
+        """Raise if the folder has files that do not belong to a run, so that training never mixes its files with
+        others.
+        """
         if self.path.exists() and not self.path.is_dir():
             raise QkvError(f"{self.path}: this is a file; choose a folder with run=…")
         if not self.path.is_dir() or self.is_run:

@@ -57,7 +57,7 @@ class StopSignals:
 
         "finish"   none: the loop reads `requested` in each step, and stops
         "raise"    `StopRequested` is raised in the main thread, for work that can be abandoned, such as an evaluation
-        "abort"    the same, and the process exits if this takes too long: nothing would be lost
+        "abort"    as "raise", and the process exits if this takes too long, because nothing would be lost
 
     A second request exits the process immediately, with code 128 + the signal's number.
 
@@ -94,7 +94,7 @@ class StopSignals:
         self._last_check = now
 
     def acknowledge(self) -> None:
-        """Call this when the loop is stopping. It ends the deadline."""
+        """End the deadline. The loop calls this when it stops."""
         self._acknowledged = True
 
     @contextmanager
@@ -162,7 +162,7 @@ class StopSignals:
         first = 0.0  # the time of the first request
         while True:
             deadline = self._deadline(first) if first else None
-            # After a request the mode may still change, so look again soon.
+            # After a request the mode may still change, so check again soon.
             wait = POLL_SECONDS if deadline is None else max(0.01, deadline - time.monotonic())
             self._receiver.settimeout(wait if first else None)
             try:
