@@ -143,7 +143,7 @@ OBJECTIVES = OpenTable[ObjectiveSpec]("objective", lazy={name: f"qkv.data.object
 
 
 def register_objective(spec: ObjectiveSpec, *, replace: bool = False) -> ObjectiveSpec:
-    """Add an objective from outside qkv to the table. `replace` allows the name of an objective that was added before."""
+    """Add an objective from outside qkv to the table. `replace` allows the name of an earlier call."""
     return OBJECTIVES.register(spec.name, spec, replace=replace)
 
 

@@ -205,7 +205,7 @@ def recurrence_notes(recipe: Recipe) -> list[str]:
 
 
 def default_num_heads(width: int) -> int:
-    """The number of heads. The head dimension is 32 (64 in a wide model), or the next larger even divisor of the width."""
+    """The number of heads of dimension 32 (64 in a wide model), or of the next larger even divisor of the width."""
     head_dim = 64 if width >= 512 else 32
     return next((n for n in range(max(1, width // head_dim), 0, -1) if width % n == 0 and width // n % 2 == 0), 1)
 

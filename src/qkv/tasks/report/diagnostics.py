@@ -115,7 +115,7 @@ class RunDiagnostics(RunFindings):
 
     @property
     def training_gap(self) -> float:
-        """The score on the training data minus the score on the evaluation data, in points; 0 if it was not measured."""
+        """The score on training data minus the score on evaluation data, in points; 0 if it was not measured."""
         if self.score is None or self.score.training is None:
             return 0.0
         return to_points(self.score.metric, self.score.training.value - self.score.model.value)

@@ -298,7 +298,7 @@ class Reporter:
         training: Sequence[Record],
         score: ScoreReport | None,
     ) -> LearningCurve | None:
-        """The learning curve of the recipe if there is time for it; otherwise, for a classifier, the curve of the SVM."""
+        """The learning curve of the recipe if there is time for it; otherwise, for a classifier, of the SVM."""
         minutes = self.options.curve_minutes
         if self.options.quick:
             return None

@@ -65,7 +65,7 @@ def advise_lr(run: RunDiagnostics) -> Advice | None:
 
 
 def advise_tested_lr(run: RunDiagnostics, reason: str) -> Advice | None:
-    """The learning rate with which the loss fell fastest in the test of `qkv doctor`, if it differs from the recipe's."""
+    """Use the learning rate that was best in the test of `qkv doctor`, if it differs from the recipe's."""
     lr, best = run.recipe.train.lr, better_lr(run.lr_check)
     if best is None or best == lr:
         return None
@@ -189,7 +189,7 @@ def describe_same_output(run: RunDiagnostics) -> str:
 
 
 def advise_pretrained(run: RunDiagnostics) -> Advice | None:
-    """If a simple baseline beats a new encoder, or the encoder memorises its training data, fine-tune a pretrained one."""
+    """Fine-tune a pretrained encoder if a simple baseline beats a new one, or if it memorises its training data."""
     can_start = run.is_trained_from_scratch and find_init_task(run)
     if not can_start or not run.is_finished or run.has_not_learned or run.is_nearly_perfect:
         return None
@@ -236,7 +236,7 @@ def describe_baseline(run: RunDiagnostics) -> str:
 
 
 def better_lr(check: Finding | None) -> float | None:
-    """The learning rate with the lowest loss in the range test of `qkv doctor`; None if the recipe's own rate passed."""
+    """The learning rate with the lowest loss in the range test of `qkv doctor`; None if the recipe's rate passed."""
     if check is None or check.status not in ("failed", "warning"):
         return None
     losses = {float(lr): loss for lr, loss in check.values.get("losses", {}).items() if loss == loss}

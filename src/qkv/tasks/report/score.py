@@ -1,4 +1,4 @@
-"""The score of a model with its confidence interval: also of baselines, by class, by length, and on the training data."""
+"""The score of a model with its confidence interval, of baselines, by class, by length, and on the training data."""
 
 import time
 from collections.abc import Sequence

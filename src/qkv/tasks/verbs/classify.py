@@ -73,7 +73,7 @@ class ClassPrediction(Result):
     ]
     probability: Annotated[float, "The probability of the most likely class, even if it is below the threshold."]
     probabilities: Annotated[dict[str, float], "The classes with their probabilities, the most likely first."]
-    rejected_label: Annotated[str | None, "The most likely class if it is below the threshold, else null."] = None
+    rejected_label: Annotated[str | None, "The most likely class, if below the threshold; else null."] = None
 
     def summary(self) -> str:
         if self.label is None:
@@ -232,7 +232,7 @@ def predict_logits(model: TextModel, records: Sequence[Record], notes: list[str]
 
 
 def note_unknown_labels(config: Config, found: Collection[str], notes: list[str]) -> None:
-    """Note the labels that the model does not have. Their texts are out of scope, or their predictions count as wrong."""
+    """Note the labels that the model does not have: their texts are out of scope, or count as wrong."""
     unknown = sorted(set(found) - set(class_names(config)))
     outside = [label for label in unknown if is_out_of_scope(config, label)]
     if outside:

@@ -44,7 +44,7 @@ class Ema:
             average.lerp_(self._weights[name].detach().to(average.dtype), weight)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that a checkpoint saves and restores: the averages, and "updates" (the number of updates)."""
+        """Return the tensors that a checkpoint saves and restores: the averages, and the number of "updates"."""
         return {**self._averages, "updates": self.num_updates}
 
     @torch.no_grad()
@@ -56,7 +56,7 @@ class Ema:
     @contextmanager
     @torch.no_grad()
     def use_averages(self) -> Iterator[None]:
-        """A context in which the network has the averages. At its end, the network gets its own weights back exactly."""
+        """A context in which the network has the averages. At its end, the network has its own weights again."""
         own = {name: p.detach().clone() for name, p in self._weights.items()}
         try:
             self.copy_to_network()

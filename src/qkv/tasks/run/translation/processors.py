@@ -55,7 +55,7 @@ class TextProcessor:
         return replace(result, alignment=find_links(result)) if align else result
 
     def improve(self, parts: Sequence[Part], generate: Callable[[Sequence[Part]], None]) -> None:
-        """Called when all parts have results; it may replace them. `generate` generates the results of changed parts."""
+        """Called when all parts have results, to replace some of them. `generate` generates results again."""
 
 
 TEXT_PROCESSORS = OpenTable[type[TextProcessor]](
