@@ -31,7 +31,7 @@ RECIPE = {
     "plugins": "",
     "data": """
     train valid test valid_fraction valid_split_by format columns records_key max_score mix epoch_examples max_length
-    max_source_length too_long layout max_invalid_fraction cache_dir
+    max_source_length too_long augment layout max_invalid_fraction cache_dir
     """,
     "tokenizer": "from_ kind vocab_size lowercase min_frequency",
     "model": """

@@ -17,11 +17,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "page": set(),
     "blocks": set(),
     "arguments": set(),
-    "data": {"text", "blocks"},
-    "models": {"text", "blocks"},
-    "store": {"text", "blocks", "data", "models"},
-    "train": {"text", "blocks", "data", "models", "store"},
-    "decode": {"text", "blocks", "data", "models", "store"},
+    "images": {"blocks"},
+    "data": {"text", "blocks", "images"},
+    "models": {"text", "blocks", "images"},
+    "store": {"text", "blocks", "images", "data", "models"},
+    "train": {"text", "blocks", "images", "data", "models", "store"},
+    "decode": {"text", "blocks", "images", "data", "models", "store"},
 }
 MAY_IMPORT["inside"] = {"page", "train", "decode", *MAY_IMPORT["train"]}
 MAY_IMPORT["tasks"] = {"inside", *MAY_IMPORT["inside"]}

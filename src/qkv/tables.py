@@ -34,6 +34,12 @@ class OpenTable(Mapping[str, T]):
         self._lazy = dict(lazy or {})
         self._built_in = frozenset(self._rows)
 
+    def add_built_in(self, name: str, path: str) -> None:
+        """Add a built-in row of another layer, such as "qkv.images.config:PATCHES". It is imported when it is used."""
+        self._rows.setdefault(name, None)
+        self._lazy[name] = path
+        self._built_in |= {name}
+
     def register(self, name: str, row: T, *, replace: bool = False) -> T:
         """Add a row, and return it. `replace` allows the name of a row that was registered before.
 

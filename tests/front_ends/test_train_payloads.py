@@ -41,7 +41,9 @@ def register_squares() -> list[str]:
 
 
 def with_fields(spec: ObjectiveSpec, name: str, fields: tuple[RecordField, ...]) -> ObjectiveSpec:
-    alternatives = tuple(one for one in spec.alternatives if one in {field.name for field in fields})
+    names = {field.name for field in fields}
+    groups = (tuple(name for name in group if name in names) for group in spec.alternatives)
+    alternatives = tuple(filter(None, groups))
     return replace(
         spec, name=name, fields=fields, group_by="", alternatives=alternatives, reads_documents=False, aligned_fields=()
     )

@@ -25,13 +25,14 @@ BATCHES_PER_CHUNK = 64
 class InputLines:
     """The input lines, in chunks. The texts of a command line are one chunk."""
 
-    def __init__(self, texts: Sequence[str], batch_size: int) -> None:
-        self.texts, self.batch_size = texts, batch_size
+    def __init__(self, texts: Sequence[str], batch_size: int, names_files: bool = False) -> None:
+        """With `names_files`, a text may be the path of a file, such as an image."""
+        self.texts, self.batch_size, self.names_files = texts, batch_size, names_files
         self.done, self.total = 0, len(texts)  # in lines; a total of 0 is unknown
 
     def __iter__(self) -> Iterator[list[str]]:
         if self.texts:
-            for text in filter(os.path.isfile, self.texts):
+            for text in filter(os.path.isfile, () if self.names_files else self.texts):
                 name = shlex.quote(text)
                 note = "is a file, but its name was used as the input text; to run on its lines, use qkv run MODEL <"
                 print(f"qkv run: {name} {note} {name}", file=sys.stderr)

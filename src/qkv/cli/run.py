@@ -158,7 +158,7 @@ def run(
     if draft not in (None, "lookup"):
         generation["draft"] = load(draft, device=device)
     loaded = quantize_model(loaded, model, precision)
-    lines = InputLines(texts, batch_size)
+    lines = InputLines(texts, batch_size, names_files=bool(loaded.config.front_ends))
     task = choose_task(loaded.config, options)
     if (options.get("top", 0) > 1 or options.get("align")) and not texts and not json:
         option = f"--top {options['top']}" if options.get("top", 0) > 1 else "--align"

@@ -6,7 +6,7 @@ A field of an objective or task names its modality. To add a modality from outsi
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any
 
@@ -26,6 +26,7 @@ TYPE_NAMES = {
     "tuple": "a list",
     "dict": "an object",
     "NoneType": "null",
+    "bytes": "the bytes of a file",
 }
 
 
@@ -116,6 +117,7 @@ MODALITIES = OpenTable[Modality](
         ),
         "numbers": Modality(check_list(check_index, "integers"), lambda numbers: ", ".join(map(str, numbers))),
     },
+    lazy={"image": "qkv.data.images:IMAGE"},
 )
 
 
@@ -134,3 +136,10 @@ def parse_number(record: Record, name: str) -> float:
     if name in record.fields and check_number(record.fields[name]):
         raise InvalidRecord(f"the {name} {record.fields[name]!r} is not a number", "not a number")
     return to_number(get_field(record, name, "number"))
+
+
+def describe_front_ends(config: Any) -> dict[str, dict[str, Any]]:
+    """The settings of the front ends of a model's config, by modality, as a recipe has them in [model]."""
+    own = {one.kind: asdict(one) for one in config.front_ends}
+    payloads = ((name, row.payload) for name, row in MODALITIES.items()) if own else ()
+    return {name: own[payload.kind] for name, payload in payloads if payload is not None and payload.kind in own}

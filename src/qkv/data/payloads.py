@@ -8,6 +8,7 @@ N examples, k payloads, n vectors of F numbers, m placeholders
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,10 @@ class PayloadFormat(ABC):
     def __init__(self, front_end: FrontEndConfig) -> None:
         self.front_end = front_end
 
+    def configure(self, settings: Mapping[str, Any], augment: Sequence[str] = ()) -> "PayloadFormat":
+        """The format with the settings of a recipe: its table in [model], and the changes that `data.augment` names."""
+        return self
+
     def for_evaluation(self) -> "PayloadFormat":
         """The same format without augmentation, for validation data."""
         return self
@@ -52,12 +57,28 @@ class PayloadFormat(ABC):
         Raises `InvalidRecord` for a value that cannot be decoded, such as a damaged file.
         """
 
+    def load(self, value: Any) -> tuple[np.ndarray, tuple[int, int]]:
+        """The vectors of a value that a caller gives to a model, and its size. Raises `InvalidRecord`."""
+        stored, size = self.store(value)
+        return self.for_evaluation().decode(stored, size, 0), size
+
     @abstractmethod
     def decode(self, stored: np.ndarray, size: tuple[int, int], key: int) -> np.ndarray:
         """The vectors of a payload, (size[0] · size[1], F).
 
         `key` is a random number of the seed, the epoch and the example, for augmentation.
         """
+
+    def decode_all(self, stored: np.ndarray, offsets: IntArray, sizes: IntArray, keys: np.ndarray) -> np.ndarray:
+        """The vectors of several payloads, (sum of sizes, F). Payload i is stored[offsets[i] : offsets[i + 1]].
+
+        A subclass may compute them together; the vectors of a payload must not depend on the other payloads.
+        """
+        decoded = [
+            self.decode(stored[start:end], (int(size[0]), int(size[1])), int(key))
+            for start, end, size, key in zip(offsets[:-1], offsets[1:], sizes, keys, strict=True)
+        ]
+        return np.concatenate([np.zeros((0, self.width), self.dtype), *decoded])
 
 
 @dataclass(frozen=True)
@@ -109,12 +130,7 @@ class PayloadField:
         stored, offsets = self.examples.gather(self.name, examples)
         sizes, lengths = self.sizes[examples], self.lengths[examples]
         keys = rng.keys(f"payload {self.name}", examples)
-        decoded = [
-            self.format.decode(stored[start:end], (int(size[0]), int(size[1])), int(key))
-            for start, end, size, key in zip(offsets[:-1], offsets[1:], sizes, keys, strict=True)
-        ]
-        empty = np.zeros((0, self.format.width), self.format.dtype)
-        values = np.concatenate([empty, *decoded])
+        values = self.format.decode_all(stored, offsets, sizes, keys)
         if len(values) != int(sizes.prod(axis=1).sum()):
             raise AssertionError(f"{self.format.kind} payloads were decoded to other sizes than `store` returned")
         return FlatPayloads(values, sizes, lengths, ragged_index(ragged_starts(row_lengths) + first, lengths))

@@ -19,6 +19,7 @@ from qkv.values import check
 Family = Literal["encoder", "decoder", "seq2seq"]
 ENDS: dict[str, OpenTable[Any]] = {"front_ends": FRONT_ENDS, "back_ends": BACK_ENDS}
 """The fields of a config that list front ends and back ends, and the tables of their kinds."""
+FRONT_ENDS.add_built_in("patches", "qkv.images.config:PATCHES")
 CONFIG_VERSION = 1
 """The version of `config.json`, increased when an older qkv would misread a newer file."""
 

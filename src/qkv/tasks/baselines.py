@@ -3,6 +3,7 @@
 | task               | baselines                                                                                     |
 |--------------------|-----------------------------------------------------------------------------------------------|
 | one class          | the most frequent class; the nearest training text's class; TF-IDF with a linear SVM           |
+| class of an image  | the most frequent class; the class of the training image with the nearest pixels               |
 | several labels     | the most frequent labels; the nearest training text's labels                                   |
 | a score            | the nearest training text's score; for pairs, the words in common                             |
 | tags               | the most frequent tag of each word                                                             |
@@ -100,7 +101,7 @@ def predict_nearest_sentence(scorer: "TaskScorer", training: Sequence[Record], r
 
 def count_common_words(scorer: "TaskScorer", training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
     """The fraction of words that the two texts of a pair have in common (Jaccard)."""
-    names = scorer.input_fields
+    names = scorer.input_fields[:2]
     pairs = [[set(normalized_words(str(one.fields.get(name, "")))) for name in names] for one in records]
     return [len(one & two) / max(1, len(one | two)) for one, two in pairs]
 
@@ -134,13 +135,37 @@ def predict_svm(training: Sequence[str], labels: Sequence[str], texts: Sequence[
 
 
 def has_sklearn(scorer: "TaskScorer", records: Sequence[Record]) -> bool:
-    """Whether scikit-learn is installed."""
-    return find_spec("sklearn") is not None
+    """Whether scikit-learn is installed, and there are texts."""
+    return find_spec("sklearn") is not None and reads_texts(scorer, records)
+
+
+def reads_texts(scorer: "TaskScorer", records: Sequence[Record]) -> bool:
+    """Whether the records have texts, not images."""
+    return not reads_images(scorer, records)
+
+
+def reads_images(scorer: "TaskScorer", records: Sequence[Record]) -> bool:
+    """Whether the records have images."""
+    return any(isinstance(record.fields.get("image"), bytes) for record in records[:1])
+
+
+def predict_nearest_image(scorer: "TaskScorer", training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
+    """The label of the training image whose pixels, 16 × 16 of them, differ least."""
+    from qkv.images.config import PatchesConfig
+    from qkv.images.files import load_image
+
+    config = PatchesConfig(size=16, patch=16)
+    known, asked = (
+        np.stack([load_image(one.fields["image"], config).reshape(-1) / 255 for one in side]).astype(np.float32)
+        for side in (training, records)
+    )
+    distances = (known**2).sum(1) - 2 * asked @ known.T  # and the same number for all of them
+    return [scorer.expected(training[i]) for i in distances.argmin(1)]
 
 
 def has_pairs(scorer: "TaskScorer", records: Sequence[Record]) -> bool:
     """Whether the records are pairs of texts."""
-    return all(records and records[0].fields.get(name) for name in scorer.input_fields)
+    return all(records and isinstance(records[0].fields.get(name), str) for name in scorer.input_fields[:2])
 
 
 def applicable_baselines(

@@ -18,6 +18,7 @@ import numpy as np
 from qkv.data.records import Record
 from qkv.models import Config
 from qkv.tasks.run.logits import class_names, class_probabilities, compute_logits, record_text
+from qkv.tasks.scorer import has_input
 from qkv.tasks.text_model import TextModel
 
 MIN_RECORDS = 50
@@ -94,9 +95,7 @@ def labelled_logits(
         numbers[out_of_scope] = -1
     if head.kind != "classify" or head.multi_label or head.outputs < 2:
         records = ()
-    usable = [
-        one for one in records if str(one.fields.get("label")) in numbers and isinstance(one.fields.get("text"), str)
-    ]
+    usable = [one for one in records if str(one.fields.get("label")) in numbers and has_input(one)]
     logits, _ = compute_logits(model, [record_text(one) for one in usable])
     return logits, np.array([numbers[str(one.fields["label"])] for one in usable], np.int64)
 

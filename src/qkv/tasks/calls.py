@@ -9,6 +9,7 @@ from inspect import Parameter, Signature, cleandoc
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
+from qkv.data.modalities import MODALITIES
 from qkv.errors import UsageError, shorten
 from qkv.models import Config, Network
 from qkv.progress import OnProgress
@@ -73,12 +74,12 @@ class TaskCall(Generic[R]):
                 f"m.{task.name} needs the {' and the '.join(names[1:])}, too: write m.{task.name}({', '.join(names)})"
             )
         texts = given[0] if len(given) == 1 else join_inputs(names, given)
-        size = task.batch_size if batch_size is None else batch_size
+        size, config = task.batch_size if batch_size is None else batch_size, self._calls.config
 
         def run(several: Sequence[Any]) -> Sequence[Any]:
             return task.run(self._calls.find_model(task, batch_size=size, progress=progress), several, options)
 
-        return map_texts(run, texts, size)
+        return map_texts(run, texts, size, task.input_modality(config))
 
 
 class TaskCalls:
@@ -112,13 +113,14 @@ class TaskCalls:
         Pass a pair of texts (a question and its context, or two texts to classify) as a tuple. The words of a text to
         tag can also be a tuple.
         """
-        task = find_task(self.config)
+        config = self.config
+        task = find_task(config)
         size, progress = task.batch_size if batch_size is None else batch_size, options.pop("progress", None)
 
         def run(several: Sequence[Any]) -> Sequence[Any]:
             return task.run_default(self.find_model(task, batch_size=size, progress=progress), several, options)
 
-        return map_texts(run, texts, size)
+        return map_texts(run, texts, size, task.input_modality(config))
 
     @overload
     def chat(self, messages: Any, *, stream: Literal[False] = False, **options: Any) -> "ChatReply": ...
@@ -180,9 +182,14 @@ class TaskCalls:
             )
 
 
-def map_texts(run: Callable[[Sequence[Any]], Sequence[Any]], texts: Any, batch_size: int) -> Any:
-    """Run a function of several texts on one text (a string or a tuple), a list of texts, or an iterator of texts."""
-    if isinstance(texts, str | tuple):
+def map_texts(
+    run: Callable[[Sequence[Any]], Sequence[Any]], texts: Any, batch_size: int, modality: str = "text"
+) -> Any:
+    """Run a function of several texts on one text (a string or a tuple), a list of texts, or an iterator of texts.
+
+    With another modality, such as "image", a single value of it is also accepted.
+    """
+    if isinstance(texts, str | tuple) or (modality != "text" and not MODALITIES[modality].check(texts)):
         return run([texts])[0]
     if hasattr(texts, "tolist"):  # an array, or a column of a data frame
         texts = texts.tolist()

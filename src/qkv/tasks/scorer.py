@@ -6,6 +6,7 @@ A baseline is compared in the same way as the model.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, ClassVar
 
 from qkv.data.modalities import parse_number
@@ -95,10 +96,13 @@ class TaskScorer(ABC):
     def full_text(self, record: Record) -> str:
         """All inputs of the model as one text, to compare records with each other."""
         values = [record.fields[name] for name in self.input_fields if record.fields.get(name)]
-        return "\n".join(" ".join(map(str, one)) if isinstance(one, list) else str(one) for one in values)
+        return "\n".join(" ".join(map(str, one)) if isinstance(one, list) else show_input(one) for one in values)
 
     def text(self, record: Record) -> str:
-        """The input of the model as text, for display and for baselines."""
+        """The input of the model as text, for display and for baselines. An image is shown as the name of its file."""
+        if any(isinstance(record.fields.get(name), bytes) for name in self.input_fields):
+            texts = (record.fields.get(name) for name in self.input_fields)
+            return " ".join([str(record.location), *(text for text in texts if isinstance(text, str))])
         return self.full_text(record)
 
     def show(self, value: Any, record: Record | None = None) -> str:
@@ -108,6 +112,8 @@ class TaskScorer(ABC):
     def make_sample(self, record: Record, predicted: Any, expected: Any) -> Sample:
         """A prediction for the log and for `qkv eval`."""
         texts = [value for name in self.input_fields if isinstance(value := record.fields.get(name), str)]
+        if any(isinstance(record.fields.get(name), bytes) for name in self.input_fields):
+            return Sample(self.text(record), self.show(predicted), self.show(expected), None)
         shown, joined = " ‖ ".join(texts), "\t".join(texts)
         return Sample(shown, self.show(predicted), self.show(expected), None if shown == joined else joined)
 
@@ -139,9 +145,19 @@ class TaskScorer(ABC):
             self.metric = name
 
 
+def show_input(value: Any) -> str:
+    """An input as text. The bytes of a file become a hash, so that equal files are equal texts."""
+    return f"file {blake2b(value, digest_size=16).hexdigest()}" if isinstance(value, bytes) else str(value)
+
+
 def has_texts(record: Record, *names: str) -> bool:
     """Whether these fields are texts."""
     return all(isinstance(record.fields.get(name), str) for name in names)
+
+
+def has_input(record: Record) -> bool:
+    """Whether a record has a text, or the bytes of an image."""
+    return has_texts(record, "text") or isinstance(record.fields.get("image"), bytes)
 
 
 def has_number(record: Record) -> bool:

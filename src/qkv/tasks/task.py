@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from qkv.data.modalities import MODALITIES, describe_front_ends
 from qkv.data.objectives.table import OBJECTIVES, ObjectiveSpec
 from qkv.data.records import Record
 from qkv.errors import UsageError, shorten, suggest_name
@@ -152,13 +153,31 @@ class Task(ABC):
 
     def run(self, model: TextModel, texts: Sequence[Any], values: Mapping[str, Any]) -> Sequence[Result]:
         """Check the texts and the options, and decode: the one way from texts to results."""
-        self.check_texts(texts)
+        self.check_inputs(model.config, texts)
         self.check_model(model.config, texts)
         return self.decode(model, texts, self.make_options(values))
 
     def run_default(self, model: TextModel, texts: Sequence[Any], values: Mapping[str, Any]) -> Sequence[Result]:
         """What `m.run` does."""
         return self.run(model, texts, values)
+
+    def check_inputs(self, config: Config, values: Sequence[Any]) -> None:
+        """Raise an error if an input is not of the modality that the model reads."""
+        modality = self.input_modality(config)
+        if modality == "text":
+            return self.check_texts(values)
+        if modality not in (read := {one.modality for one in self.spec.fields}):
+            raise UsageError(
+                f"m.{self.name} reads {' and '.join(sorted(read))}, but this model reads {modality}; call m.run, which "
+                "is the call of the model's own task"
+            )
+        for number, value in enumerate(values, start=1):
+            if not isinstance(value, str) and (problem := MODALITIES[modality].check(value)):
+                raise UsageError(f"{modality} {number} {problem}; give a path, the bytes of a file, or a Pillow image")
+
+    def input_modality(self, config: Config) -> str:
+        """What a model reads: "text", or a modality such as "image"."""
+        return next(iter(describe_front_ends(config)), "text")
 
     def check_texts(self, texts: Sequence[Any]) -> None:
         """Raise an error if a text is not of a type that the task reads."""

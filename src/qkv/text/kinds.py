@@ -19,6 +19,12 @@ class TokenizerKind:
 
     train: TrainTokenizer
     is_byte_level: bool = False
+    reads_texts: bool = True  # False: it has only special tokens
+
+    @property
+    def min_tokens(self) -> int:
+        """The number of tokens that it has at least, besides special tokens."""
+        return 256 if self.is_byte_level else int(self.reads_texts)
 
 
 TOKENIZER_KINDS = OpenTable[TokenizerKind](
@@ -31,6 +37,7 @@ TOKENIZER_KINDS = OpenTable[TokenizerKind](
         "char": "qkv.text.train:CHAR",
         "byte": "qkv.text.train:BYTE",
         "word": "qkv.text.train:WORD",
+        "special": "qkv.text.train:SPECIAL",
     },
 )
 

@@ -9,6 +9,7 @@
 | `wordpiece` | WordPiece with `##` continuations, as BERT | with BERT's spacing; in lower case with `lowercase`    |
 | `char`      | the most frequent characters               | if all characters are known                            |
 | `word`      | the most frequent words between spaces     | if all words are known; runs of spaces become one      |
+| `special`   | only special tokens, no training           | never: it is for models that read no texts             |
 
 The same texts give the same tokenizer, except for `unigram`: the library adds its probabilities in a varying order, so
 the rarest tokens of the vocabulary may differ between two trainings.
@@ -63,10 +64,10 @@ def train_backend(
     if special_tokens is None:
         special_tokens = ("pad", "bos", "eos") if row.is_byte_level else ("pad", "bos", "eos", "unk")
     spellings = resolve_spellings(special_tokens)
-    if not row.is_byte_level and "unk" not in spellings:
+    if row.reads_texts and not row.is_byte_level and "unk" not in spellings:
         raise UsageError(f"a {kind!r} tokenizer cannot encode every text: add the role 'unk' to special_tokens")
     special = list(dict.fromkeys([*spellings.values(), *map(sentinel_token, range(num_sentinels))]))
-    min_size = len(special) + (256 if row.is_byte_level else 1)
+    min_size = len(special) + row.min_tokens
     if vocab_size < min_size:
         raise UsageError(
             f"vocab_size = {vocab_size} is too small for a {kind!r} tokenizer with these special tokens; "
@@ -79,7 +80,7 @@ def train_backend(
         backend: Backend = row.train(iter(texts), options)
     except Exception as error:
         raise (texts.source_error or error) from None
-    if kind != "byte":
+    if kind not in ("byte", "special"):
         texts.finish()
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     vocabulary = backend.get_vocab(with_added_tokens=True)
@@ -207,6 +208,11 @@ def make_byte(texts: Iterator[str], options: TrainerOptions) -> Backend:
     return backend
 
 
+def make_special(texts: Iterator[str], options: TrainerOptions) -> Backend:
+    """A vocabulary of special tokens."""
+    return Backend(models.BPE({token: i for i, token in enumerate(options.special)}, []))
+
+
 BYTE_BPE = TokenizerKind(train_byte_bpe, is_byte_level=True)
 BPE = TokenizerKind(train_bpe)
 UNIGRAM = TokenizerKind(train_unigram)
@@ -214,6 +220,7 @@ WORDPIECE = TokenizerKind(train_wordpiece)
 WORD = TokenizerKind(train_word)
 CHAR = TokenizerKind(train_char)
 BYTE = TokenizerKind(make_byte, is_byte_level=True)
+SPECIAL = TokenizerKind(make_special, reads_texts=False)
 
 
 def use_sentencepiece_spacing(backend: Backend) -> None:

@@ -44,7 +44,8 @@ class WorkerPool:
         self, task: WorkerTask, num_workers: int, prefetch: int = 4, timeout: float = 120.0, slot_bytes: int = 2**20
     ):
         self.timeout = timeout
-        # A forked child shares the data without a copy. Forking is safe, because the child does not use torch or a GPU.
+        # A forked child shares the data without a copy. Forking is safe, because the child uses torch with one thread
+        # only, and no GPU.
         fork = sys.platform == "linux"
         context: Any = multiprocessing.get_context("fork" if fork else "spawn")
         slot_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -139,6 +140,8 @@ def worker_main(
     """Run a worker process. An error is sent to the parent instead of a result."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C, and ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if "torch" in sys.modules:  # the threads of a parent do not exist in its fork, and torch would wait for them
+        sys.modules["torch"].set_num_threads(1)
     threading.Thread(target=exit_with_parent, daemon=True).start()
     slots = len(memory) // slot_bytes if memory else 1
     try:

@@ -192,7 +192,7 @@ SPEC = ObjectiveSpec(
         RecordField("input", ("context",), optional=True, only_with="instruction", is_sparse=True),
         RecordField("response", ("output", "completion", "answer"), only_with="instruction"),
     ),
-    alternatives=("text", "messages", "instruction"),
+    alternatives=(("text", "messages", "instruction"),),
     reads_documents=True,
     required_tokens=special_tokens,
     too_long_policies=ANY_LENGTH,

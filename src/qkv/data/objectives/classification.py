@@ -157,16 +157,21 @@ def class_loss(run: ForwardPass) -> LossSums:
 
 def make_encoder(setup: ObjectiveSetup) -> RecordEncoder:
     """The encoder of one or two texts with a class or a score."""
-    first = None if "text" in setup.payloads else "text"
+    first = None if setup.payloads else "text"
     second = "second" if "second" in setup.fields else None
     labels: dict[str, Any] = {"score": "score"}
     if "score" not in setup.fields:
         labels = {"label": "label", "classes": setup.classes, "multi_label": setup.multi_label}
         labels["out_of_scope"] = setup.options.out_of_scope
     encode = EncodeClass(setup.tokenizer, first, second, **labels)
-    return encode if first else EncodePayloads(encode, {"first": ("text", setup.payloads["text"])})
+    payload = next(iter(setup.payloads.items()), None)
+    return encode if payload is None else EncodePayloads(encode, {"first": payload})
 
 
+IMAGE_COLUMNS = (
+    *("img", "picture", "photo", "image_path", "image_file", "file_name", "filename", "path"),
+    *("image.bytes", "img.bytes", "picture.bytes", "photo.bytes"),
+)
 TEXT_COLUMNS = (
     *("sentence", "sentence1", "sentence_a", "premise", "first"),
     *("content", "review", "question", "text1", "a"),
@@ -177,7 +182,8 @@ SPEC = ObjectiveSpec(
     families=("encoder", "decoder"),
     head="classify",
     fields=(
-        RecordField("text", TEXT_COLUMNS),
+        RecordField("text", TEXT_COLUMNS, optional=True),
+        RecordField("image", IMAGE_COLUMNS, "image", optional=True),
         RecordField("second", ("sentence2", "sentence_b", "hypothesis", "question2", "text2", "b"), optional=True),
         RecordField(
             "label",
@@ -187,7 +193,7 @@ SPEC = ObjectiveSpec(
         ),
         RecordField("score", ("similarity", "relatedness_score", "rating", "value"), "number", optional=True),
     ),
-    alternatives=("label", "score"),
+    alternatives=(("text", "image"), ("label", "score")),
     class_field="label",
     pair_field="second",
     group_by="text",
@@ -200,7 +206,7 @@ SPEC = ObjectiveSpec(
         setup.tokenizer,
         **setup.sequence_kwargs,
         num_classes=len(setup.classes),
-        first_format=setup.payloads.get("text"),
+        first_format=next(iter(setup.payloads.values()), None),
     ),
     reads_payloads=True,
     loss=class_loss,

@@ -5,7 +5,7 @@ of a batch. The row of an objective is in the objective's own file, and is impor
 objective from outside, call `register_objective`; CONTRIBUTING.md shows how.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +97,8 @@ class ObjectiveSpec:
     make_examples: Callable[[ObjectiveSetup, EncodedExamples], Objective]  # token ids → training examples
     loss: Callable[[ForwardPass], LossSums] = token_loss
     labels: Callable[["HeadConfig"], tuple[Label, ...]] = only_token_labels  # the labels that suit a head
-    alternatives: tuple[str, ...] = ()  # fields of which a record needs exactly one; the first is preferred
+    # groups of fields; a record needs exactly one field of each group, and the first is preferred
+    alternatives: tuple[tuple[str, ...], ...] = ()
     reads_documents: bool = False  # whether a text file is read as one document; otherwise each line is a record
     aligned_fields: tuple[str, ...] = ()  # the fields of two line-aligned files, in the order of the files
     group_by: str = ""  # records with equal values of this field stay on the same side of a validation split
@@ -110,7 +111,7 @@ class ObjectiveSpec:
     def required_fields(self) -> list[str]:
         """The fields that every record needs, including the preferred alternative."""
         always = [one.name for one in self.fields if not one.optional and not one.only_with]
-        return [*always, *self.alternatives[:1]]
+        return [*(group[0] for group in self.alternatives), *always]
 
     @property
     def sparse_names(self) -> list[str]:
@@ -121,9 +122,7 @@ class ObjectiveSpec:
         """The required fields that are not in `fields`; alternatives are listed together, as in "label or score"."""
         needed = [one.name for one in self.fields if not one.optional and one.only_with in ("", *fields)]
         missing = [name for name in needed if name not in fields]
-        if self.alternatives and not set(self.alternatives) & set(fields):
-            missing.append(" or ".join(self.alternatives))
-        return missing
+        return missing + [" or ".join(group) for group in self.alternatives if not {*group} & {*fields}]
 
 
 BUILT_IN = (
@@ -147,12 +146,22 @@ def register_objective(spec: ObjectiveSpec, *, replace: bool = False) -> Objecti
     return OBJECTIVES.register(spec.name, spec, replace=replace)
 
 
-def payload_formats(spec: ObjectiveSpec) -> dict[str, PayloadFormat]:
-    """The fields of an objective's records that are payloads, by the table of modalities."""
-    found = {one.name: MODALITIES.find(one.modality, f"the modality of {one.name}").payload for one in spec.fields}
-    formats = {name: format for name, format in found.items() if format is not None}
+def payload_formats(
+    spec: ObjectiveSpec, names: Collection[str], settings: Mapping[str, Any] | None = None, augment: Sequence[str] = ()
+) -> dict[str, PayloadFormat]:
+    """Those of the named fields of an objective's records that are payloads, by the table of modalities.
+
+    `settings` has a table for each modality, such as `[model.image]` of a recipe.
+    """
+    formats = {}
+    for one in (known for known in spec.fields if known.name in names):
+        format = MODALITIES.find(one.modality, f"the modality of {one.name}").payload
+        if format is not None:
+            formats[one.name] = format.configure((settings or {}).get(one.modality, {}), augment)
     if formats and not spec.reads_payloads:
         raise UsageError(f"{spec.name} reads only texts, but its field {next(iter(formats))!r} is a payload")
+    if augment and not formats:
+        raise UsageError(f"data.augment = {list(augment)} changes images, but the records have none; leave it out")
     return formats
 
 

@@ -8,7 +8,7 @@ one format; `find_files` expands names, globs and folders, `decompress` and `lin
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,10 @@ __all__ = [
 ]
 
 
+FORMATS_OF_CONTENT = {"images", "archive", "idx"}
+"""Formats whose records have the content of files, not their paths."""
+
+
 @dataclass(frozen=True)
 class DataFiles:
     """The user's files and how to read them.
@@ -45,7 +49,8 @@ class DataFiles:
     `paths` is a file, a glob, a folder, a list of these, or a mapping of field → file for line-aligned files. Each
     file's extension gives its format unless `format` does. The labels in `class_field` become the names of classes.
     With `has_instructions`, records with an instruction and its response become chats. A text in one of the
-    `word_fields` is split into words at white space. A list of texts in one of the `list_fields` becomes one text.
+    `word_fields` is split into words at white space. A list of texts in one of the `list_fields` becomes one text. A
+    path in one of the `file_fields` becomes the bytes of the file.
 
     >>> DataFiles({"source": "train.en", "target": "train.fr"})           # doctest: +SKIP
     >>> DataFiles.from_options("tweets/*.csv.gz", columns={"text": "tweet", "label": "mood"})      # doctest: +SKIP
@@ -58,6 +63,7 @@ class DataFiles:
     has_instructions: bool = False
     word_fields: tuple[str, ...] = ()
     list_fields: Mapping[str, ListMeaning] = field(default_factory=dict)
+    file_fields: tuple[str, ...] = ()
 
     @classmethod
     def from_options(cls, paths: PathsArgument, format: str | None = None, **options: Any) -> "DataFiles":
@@ -107,12 +113,25 @@ class DataFiles:
             records = split_words(records, self.word_fields)
         if self.list_fields:
             records = join_text_lists(records, self.list_fields, problems)
+        if self.file_fields:
+            from qkv.data.readers.named_files import read_named_files
+
+            records = read_named_files(records, self.file_fields, problems)
         record = None
         for record in clean_labels(records, self.class_field, problems) if self.class_field else records:
             yield record
         problems.finish()
         if record is None:
             raise QkvError(f"no usable records in {self.describe_paths()}\n{problems.summary()}".rstrip())
+
+    def _hash_named_files(self) -> str:
+        """A hash of the files that the records name; "" if the records have the content of files."""
+        if {group.format for group in self.find_groups(Problems(max_invalid_fraction=1))} <= FORMATS_OF_CONTENT:
+            return ""
+        from qkv.data.readers.named_files import hash_named_files
+
+        records = replace(self, file_fields=()).records(Problems(max_invalid_fraction=1))
+        return hash_named_files(records, self.file_fields)
 
     def describe_paths(self) -> str:
         """The paths, for a message."""
@@ -131,7 +150,8 @@ class DataFiles:
         chats = {"has_instructions": True} if self.has_instructions else {}
         words = {"word_fields": self.word_fields} if self.word_fields else {}
         lists = {"list_fields": dict(self.list_fields)} if self.list_fields else {}
-        return {"groups": groups, "options": asdict(self.options), **labels, **chats, **words, **lists}
+        files = {"files": self._hash_named_files()} if self.file_fields else {}
+        return {"groups": groups, "options": asdict(self.options), **labels, **chats, **words, **lists, **files}
 
 
 def read(

@@ -171,3 +171,22 @@ def _similar_name_hint(path: Path) -> str:
         return f" (the folder {path.parent} does not exist either)"
     working_directory = "" if path.is_absolute() else f" (relative paths start at the working directory, {Path.cwd()})"
     return suggest_path(path) or working_directory
+
+
+class DecompressedFile:
+    """The decompressed bytes of a file, to be read from its start to its end. A damaged file ends early."""
+
+    def __init__(self, path: Path, context: ReadContext) -> None:
+        self.blocks, self.rest = read_blocks(path, context), b""
+
+    def read(self, size: int) -> bytes:
+        """The next `size` bytes, or fewer at the end."""
+        parts, missing = [], size
+        while missing > 0:
+            self.rest = self.rest or next(self.blocks, b"")
+            if not self.rest:
+                break
+            part, self.rest = self.rest[:missing], self.rest[missing:]
+            parts.append(part)
+            missing -= len(part)
+        return b"".join(parts)

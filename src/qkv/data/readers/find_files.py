@@ -12,7 +12,7 @@ from pathlib import Path
 
 from qkv.data.problems import Problems
 from qkv.data.readers.decompress import COMPRESSION_BY_EXTENSION, open_data_file
-from qkv.data.readers.formats import FORMAT_BY_EXTENSION, FORMATS
+from qkv.data.readers.formats import FORMAT_BY_EXTENSION, FORMATS, GROUPED_FORMATS
 from qkv.data.readers.options import ReadOptions
 from qkv.data.readers.sniff import SNIFFED_EXTENSIONS, guess_format, sniff_format
 from qkv.data.records import FileLocation
@@ -22,7 +22,8 @@ from qkv.files import to_path
 PathArgument = str | PathLike[str]
 PathsArgument = PathArgument | Sequence[PathArgument] | Mapping[str, "PathArgument | Sequence[PathArgument]"]
 
-ARCHIVE_EXTENSIONS = {".tar", ".tgz", ".zip", ".7z"}
+UNREAD_ARCHIVES = {".7z", ".rar"}
+IDX_NAME = "idx3-ubyte"  # in the names of MNIST's files of images, which may have no extension
 
 
 @dataclass(frozen=True)
@@ -59,18 +60,30 @@ def find_file_groups(
         files, is_explicit = _expand_path(path)
         num_before = len(groups)
         formats: dict[str, str] = {}  # by extension; in a folder, the first file with an extension decides for all
+        together: list[Path] = []  # image files
         for file in files:
             extension = format_extension(file)
             if format is None and extension in SNIFFED_EXTENSIONS and extension not in formats:
                 formats[extension] = _sniff(file, FORMAT_BY_EXTENSION[extension], options or ReadOptions(), problems)
             found = format or formats.get(extension) or FORMAT_BY_EXTENSION.get(extension)
-            if found:
+            if found in GROUPED_FORMATS:
+                together.append(file)
+            elif found == "idx" or (found is None and IDX_NAME in file.name):
+                groups.append(FileGroup("idx", (file, *filter(None, [find_labels(file)]))))
+            elif found:
                 groups.append(FileGroup(found, (file,)))
             elif is_explicit:
                 raise _unknown_extension_error(file, options or ReadOptions())
             else:
                 reason = f"not read, because the extension is unknown; {_format_hint()}"
                 problems.note("unknown extension", FileLocation(str(file)), reason)
+        if together:
+            for group in groups[num_before:]:
+                reason = "not read, because the folder has images; name it to read it"
+                problems.note("not an image", FileLocation(str(group.paths[0])), reason)
+            root = to_path(path) if to_path(path).is_dir() else Path()
+            names = tuple(file.relative_to(root).as_posix() if root in file.parents else str(file) for file in together)
+            groups[num_before:] = [FileGroup("images", tuple(together), names)]
         if len(groups) == num_before:
             raise QkvError(f"no file in {path} has a known extension; {_format_hint()}")
     return groups
@@ -99,6 +112,12 @@ def format_extension(path: Path) -> str:
     if suffixes and suffixes[-1] in COMPRESSION_BY_EXTENSION:
         suffixes.pop()
     return suffixes[-1] if suffixes else ""
+
+
+def find_labels(path: Path) -> Path | None:
+    """The file of labels beside an IDX file of images; None if there is none."""
+    other = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1"))
+    return other if other != path and other.is_file() else None
 
 
 def _sniff(path: Path, format: str, options: ReadOptions, problems: Problems) -> str:
@@ -163,8 +182,8 @@ def _field_names(paths: list[PathArgument]) -> list[str]:
 
 
 def _unknown_extension_error(file: Path, options: ReadOptions) -> UsageError:
-    if ARCHIVE_EXTENSIONS & set(file.suffixes):
-        return UsageError(f"{file} is an archive, but qkv reads only single files; unpack it, and name its files")
+    if UNREAD_ARCHIVES & set(file.suffixes):
+        return UsageError(f"{file} is an archive that qkv cannot read; unpack it, and name its files")
     format = guess_format(file, options)
     hint = f"Its first lines look like {format}: try --format {format}" if format else "It looks like a binary file"
     return UsageError(f"{file} has no known extension; {_format_hint()}. {hint}")

@@ -29,9 +29,16 @@ FORMATS = OpenTable[ReadFiles](
         "aligned": "qkv.data.readers.aligned:read_aligned",
         "parquet": "qkv.data.readers.parquet:read_parquet",
         "datasets": "qkv.data.readers.hf_datasets:read_hf_dataset",
+        "images": "qkv.data.readers.images:read_images",
+        "archive": "qkv.data.readers.images:read_archive",
+        "idx": "qkv.data.readers.idx:read_idx",
     },
 )
 
+IMAGE_EXTENSIONS = (
+    *(".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff"),
+    *(".ppm", ".pgm", ".pbm", ".pnm"),
+)
 FORMAT_BY_EXTENSION = {
     ".txt": "text",
     ".text": "text",
@@ -49,7 +56,14 @@ FORMAT_BY_EXTENSION = {
     ".iob2": "conll",
     ".bio": "conll",
     ".conllu": "conllu",
+    ".tar": "archive",
+    ".tgz": "archive",
+    ".zip": "archive",
+    ".idx3-ubyte": "idx",
+    **dict.fromkeys(IMAGE_EXTENSIONS, "images"),
 }
+GROUPED_FORMATS = ("images",)
+"""Formats whose files are read together: a folder of them is one group."""
 
 
 def register_reader(name: str, read: ReadFiles, *, extensions: Collection[str] = (), replace: bool = False) -> None:

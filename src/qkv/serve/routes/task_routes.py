@@ -9,6 +9,8 @@ from dataclasses import MISSING, field, make_dataclass
 from functools import partial
 from typing import Annotated, Any, Union
 
+from qkv.data.problems import InvalidRecord
+from qkv.data.readers.named_files import DATA_URL, read_data_url
 from qkv.serve.http.api_error import ApiError
 from qkv.serve.http.endpoint import Call, Endpoint
 from qkv.serve.routes.generation_body import ModelName
@@ -70,6 +72,8 @@ async def run_task(task: Task, answer: type, call: Call) -> Any:
     options = {name: value for name, value, option in given if value is not None and value != option.default}
     check_limits(task, call, options)
     served = call.server.pool.find(call.body.model)
+    if task.input_modality(served.model.config) != "text":
+        inputs = [read_payload(text, number) for number, text in enumerate(inputs, 1)]
 
     def run(several: list[Any], progress: OnProgress) -> Sequence[Any]:
         results: Sequence[Result] = TaskCall(served.model, task)(several, progress=progress, **options)
@@ -79,6 +83,16 @@ async def run_task(task: Task, answer: type, call: Call) -> Any:
     with served.in_use():
         key = (task.name, repr(sorted(options.items())))
         return answer(served.name, await served.batcher.map(run, inputs, key=key))
+
+
+def read_payload(text: Any, number: int) -> bytes:
+    """The bytes of an image that a request has as a data URL. Nothing else is read: neither files nor other URLs."""
+    try:
+        if not isinstance(text, str) or not text.startswith(DATA_URL):
+            raise InvalidRecord("send it as a data URL: data:image/png;base64,…")
+        return read_data_url(text)
+    except InvalidRecord as invalid:
+        raise ApiError(400, f"image {number}: {invalid.reason}") from None
 
 
 def read_inputs(task: Task, body: Any) -> list[Any]:

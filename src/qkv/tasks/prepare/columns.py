@@ -77,10 +77,9 @@ def match_columns(kind: str, names: Iterable[str], data_name: str) -> dict[str, 
         column = next((by_lower[name] for name in known if name in by_lower), None)
         if column is not None and column not in found.values():
             found[field.name] = column
-    preferred = next((name for name in spec.alternatives if name in found), None)
-    for name in spec.alternatives:
-        if name != preferred:
-            found.pop(name, None)
+    for group in spec.alternatives:
+        for name in [name for name in group if name in found][1:]:
+            found.pop(name)
     for field in spec.fields:
         if field.only_with and field.only_with not in found:
             found.pop(field.name, None)

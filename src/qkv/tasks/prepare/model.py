@@ -18,6 +18,7 @@ from qkv.store.model_folder import StoredModel, assign_parameters
 from qkv.text import Tokenizer
 from qkv.train.adapt import add_lora, freeze
 from qkv.train.recipe.schema import Recipe
+from qkv.train.recipe.table import MODEL_TABLES
 from qkv.train.run.load import load_model
 
 T = TypeVar("T")
@@ -128,7 +129,7 @@ def _check_no_overrides(overrides: Mapping[str, Any], side: str, model: str, fam
 
 def _side_overrides(overrides: Mapping[str, Any], side: str) -> dict[str, Any]:
     """The overrides of one stack: the overrides for all stacks, and those of this side, which take precedence."""
-    shared = {name: value for name, value in overrides.items() if name not in ("encoder", "decoder", "head")}
+    shared = {name: value for name, value in overrides.items() if name not in MODEL_TABLES}
     return {**shared, **overrides.get(side, {})}
 
 

@@ -17,7 +17,9 @@ import numpy as np
 import torch
 
 from qkv.data import EncodedExamples, Objective, Problems, Record, SequenceStream, SpecialTokenTemplate, find_classes
+from qkv.data.modalities import describe_front_ends
 from qkv.data.objectives.table import OBJECTIVES, ObjectiveSetup, payload_formats
+from qkv.data.payloads import PayloadFormat
 from qkv.data.problems import TooManyProblems
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError, UsageError
@@ -53,6 +55,7 @@ from qkv.text import Tokenizer
 from qkv.text.chat_template import DEFAULT_TEMPLATE
 from qkv.train.recipe.check import check_recipe
 from qkv.train.recipe.schema import Recipe
+from qkv.train.run.load import load_model
 
 MAX_CLASSES = 10_000  # a column with more distinct values is not a label
 MAX_SCOPE_RECORDS = 4000  # validation records used to fit the threshold for texts out of scope
@@ -129,7 +132,7 @@ def _prepare(
         tokenizer.config["chat_template"] = DEFAULT_TEMPLATE
     classes, multi_label = _find_classes(recipe, train_sources, fields)
 
-    payloads = payload_formats(spec)
+    payloads = find_payload_formats(recipe, fields)
     # The config depends only on the fields of the records, so it is checked before they are tokenised.
     requirements = ModelRequirements(
         tokenizer,
@@ -192,6 +195,15 @@ def _prepare(
         fields=fields,
         word_vectors=word_vectors,
     )
+
+
+def find_payload_formats(recipe: Recipe, fields: frozenset[str]) -> dict[str, PayloadFormat]:
+    """How the images of the records are read: as the recipe says, or as the checkpoint that training starts from."""
+    spec, overrides = OBJECTIVES[recipe.objective.kind], recipe.model.overrides
+    if recipe.model.from_:
+        found = load_model(recipe.model.from_, device="meta", unfinished=False).config
+        overrides = {**overrides, **describe_front_ends(found)}
+    return payload_formats(spec, fields, overrides, recipe.data.augment)
 
 
 @dataclass

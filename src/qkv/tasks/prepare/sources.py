@@ -21,7 +21,7 @@ from qkv.data.builtin import DATASETS, BuiltinDataset, find_dataset
 from qkv.data.cache.file_hashes import FileHashes
 from qkv.data.cache.folder import META_FILE
 from qkv.data.cache.token_cache import RecordEncoder, find_or_build
-from qkv.data.objectives.table import OBJECTIVES
+from qkv.data.objectives.table import OBJECTIVES, payload_formats
 from qkv.data.readers import ReadOptions
 from qkv.data.readers.columns import MAX_RECORDS_SEARCHED, common_names
 from qkv.data.readers.find_files import format_extension, list_paths
@@ -199,9 +199,9 @@ def open_source(recipe: Recipe, data: DataSection, data_files: Any, split: DataS
         source = replace(source, files=replace(source.files, has_instructions=True), fields=frozenset({"messages"}))
     words = tuple(spec.required_fields) if spec.head == "tag" else ()
     lists = find_list_fields(kind, source.files)
-    return replace(
-        source, files=replace(source.files, class_field=spec.class_field, word_fields=words, list_fields=lists)
-    )
+    fields_of_files = tuple(payload_formats(spec, source.fields))
+    changes: Any = {"class_field": spec.class_field, "word_fields": words, "list_fields": lists}
+    return replace(source, files=replace(source.files, **changes, file_fields=fields_of_files))
 
 
 def find_list_fields(kind: str, files: DataFiles) -> dict[str, ListMeaning]:
@@ -298,7 +298,8 @@ def choose_split(recipe: Recipe, source: FileSource, notes: list[str]) -> Valida
         )
         return ValidationSplit(data.valid_fraction, split_by="tail")
     notes.append(f"{source.description}: about {data.valid_fraction:.0%} of the records are held out for validation")
-    return ValidationSplit(data.valid_fraction, group_by=(spec.group_by,) if spec.group_by else ())
+    group = next((group for group in spec.alternatives if spec.group_by in group), (spec.group_by,))
+    return ValidationSplit(data.valid_fraction, group_by=tuple(name for name in group if name in source.fields))
 
 
 def cache_root(data: DataSection) -> Path:

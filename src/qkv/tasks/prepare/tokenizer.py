@@ -7,6 +7,7 @@ loads it instead of training it again.
 import shutil
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -36,6 +37,8 @@ SAMPLE_KEY = "training_sample"  # in tokenizer_config.json: the fraction of the 
 MIN_SYMBOL_TEXTS = 5  # a symbol in fewer texts counts as unseen
 MAX_SYMBOL_TEXTS = 100_000  # of new data for a trained tokenizer
 ENDLESS_TRAINING_EXAMPLES = 20_000  # examples of an endless dataset: enough to contain its whole vocabulary
+TEXT_MODALITIES = ("text", "texts", "words", "messages")
+ROLES_WITHOUT_TEXT = ("pad", "bos", "eos", "cls")  # special tokens of a model that reads no texts
 NOT_TEXT = ("label", "tags", "score", "starts")  # fields that a tokenizer does not learn from
 
 
@@ -43,7 +46,7 @@ def load_or_train_tokenizer(
     recipe: Recipe, sources: Sequence[DataSource], root: Path, progress: OnStage | None = None
 ) -> tuple[Tokenizer, str]:
     """The run's tokenizer, and a phrase that describes its origin."""
-    section = recipe.tokenizer
+    section, spec = recipe.tokenizer, OBJECTIVES[recipe.objective.kind]
     given = section.from_ or recipe.model.from_
     if given:
         path = run_path(to_path(given))
@@ -59,7 +62,10 @@ def load_or_train_tokenizer(
         if isinstance(loaded.config.get(SYMBOLS_KEY), str):
             add_symbols(loaded, sources)
         return loaded, f"the tokenizer of {given}"
-    required = OBJECTIVES[recipe.objective.kind].required_tokens(recipe.objective)
+    required = spec.required_tokens(recipe.objective)
+    if not any(one.modality in TEXT_MODALITIES for one in spec.fields if one.name in sources[0].fields):
+        kept = tuple(role for role in required.special_tokens if role in ROLES_WITHOUT_TEXT)
+        section, required, sources = replace(section, kind="special"), RequiredTokens(kept), ()
     options = [section.kind, section.vocab_size, section.lowercase, section.min_frequency]
     identities = [source.identity(root) for source in sources]
     made_from = [CACHE_VERSION, identities, options, required.special_tokens, required.template]
@@ -74,6 +80,8 @@ def load_or_train_tokenizer(
                 f"{root}: cannot be the folder for tokenised data ({describe_os_error(error)}); "
                 "choose another with data.cache_dir=…"
             ) from error
+    if section.kind == "special":
+        return tokenizer, "a vocabulary of special tokens, because the records have no texts"
     sample = tokenizer.config.get(SAMPLE_KEY)
     trained_on = f"a sample of {sample['fraction']:.2%} of the text (seed {sample['seed']})" if sample else "the data"
     return tokenizer, f"a {section.kind} tokenizer of {tokenizer.vocab_size:,} tokens, trained on {trained_on}"
@@ -92,7 +100,7 @@ def train_into_cache(
         if (tokenizer := load_cached(folder)) is not None:
             return tokenizer
         building = folder.with_name(f".{folder.name}.building")
-        fractions = sample_fractions(sources)
+        fractions = sample_fractions(sources) or [1.0]
         tokenizer = train_tokenizer(section, required, sources, fractions, progress)
         if min(fractions) < 1:
             tokenizer.config[SAMPLE_KEY] = {"fraction": min(fractions), "seed": SAMPLE_SEED}
@@ -118,13 +126,13 @@ def train_tokenizer(
     progress: OnStage | None = None,
 ) -> Tokenizer:
     """A tokenizer trained on the texts of the data, or on a sample of each source."""
-    special_tokens = required.special_tokens
-    if not TOKENIZER_KINDS[section.kind].is_byte_level:
+    special_tokens, kind = required.special_tokens, TOKENIZER_KINDS[section.kind]
+    if kind.reads_texts and not kind.is_byte_level:
         special_tokens = (special_tokens[0], "unk", *special_tokens[1:])
     counts = Counter[str]()
     tokenizer = Tokenizer.train(
         section.kind,
-        count_symbols(training_texts(sources, fractions), counts),
+        count_symbols(training_texts(sources, fractions[: len(sources)]), counts),
         section.vocab_size,
         special_tokens=special_tokens,
         num_sentinels=required.num_sentinels,

@@ -4,6 +4,7 @@ N texts, V classes
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,10 @@ def compute_logits(model: TextModel, texts: Sequence[TextOrPair]) -> tuple[np.nd
     Texts are laid out and truncated as in training.
     """
     num_outputs = model.config.head.outputs
+    if model.config.front_ends and texts:
+        from qkv.tasks.run.payloads import compute_payload_logits
+
+        return compute_payload_logits(model, texts), np.zeros(len(texts), np.int64)
     if not texts:
         return np.zeros((0, num_outputs), np.float32), np.zeros(0, np.int64)
     objective = build_unlabelled_examples(model, [as_tuple(text) for text in texts])
@@ -81,7 +86,9 @@ def compute_mean_logits(model: TextModel, texts: Sequence[TextOrPair]) -> np.nda
     return mean
 
 
-def record_text(record: Record) -> TextOrPair:
-    """A record's text, or its two texts."""
+def record_text(record: Record) -> Any:
+    """A record's text, its two texts, or its image."""
+    if "image" in record.fields:
+        return record.fields["image"]
     second = record.fields.get("second")
     return (record.fields["text"], second) if isinstance(second, str) else record.fields["text"]

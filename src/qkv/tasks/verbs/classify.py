@@ -1,4 +1,4 @@
-"""Classify: predict the class of a text or of a pair of texts, or a score if the head has a single output."""
+"""Classify: predict the class of a text, a pair of texts or an image, or a score if the head has a single output."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +21,9 @@ from qkv.tasks.baselines import (
     predict_linear,
     predict_most_frequent,
     predict_nearest,
+    predict_nearest_image,
+    reads_images,
+    reads_texts,
 )
 from qkv.tasks.evaluation import EvaluationOptions, select_usable
 from qkv.tasks.record_task import RecordTask
@@ -28,13 +31,14 @@ from qkv.tasks.results import Result, Row, one_line, probability_rows
 from qkv.tasks.run.example_batches import TextOrPair, as_tuple
 from qkv.tasks.run.logits import class_names, class_probabilities, compute_logits, compute_mean_logits, record_text
 from qkv.tasks.run.long_texts import add_truncation_note, handle_long_texts
-from qkv.tasks.scorer import Baseline, Metric, Prediction, TaskScorer, has_number, set_f1
+from qkv.tasks.scorer import Baseline, Metric, Prediction, TaskScorer, has_input, has_number, set_f1
 from qkv.tasks.starters.starter import BERT_CHECKPOINT, SMOOTHING, Starter
 from qkv.tasks.task import TaskOptions
 from qkv.tasks.text_model import TextModel
 from qkv.values import Limits
 
 OUT_OF_SCOPE = "(out of scope)"
+CLASSIFIED_FIELDS = ("text", "second", "image")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,12 +135,14 @@ class LabelScorer(TaskScorer):
     """One class for each text, or `OUT_OF_SCOPE`."""
 
     modality, metric, has_classes = "label", "accuracy", True
+    input_fields = CLASSIFIED_FIELDS
     selectable = tuple(LABEL_METRICS)
     metrics: Mapping[str, Metric] = LABEL_METRICS | SCOPE_METRICS
     baselines: Mapping[str, Baseline] = {
         "most frequent class": Baseline(predict_most_frequent, is_cheap=True),
-        "nearest text (BM25)": Baseline(predict_nearest),
+        "nearest text (BM25)": Baseline(predict_nearest, applies=reads_texts),
         BASELINE_NAME: Baseline(predict_linear, applies=has_sklearn),
+        "nearest image (pixels)": Baseline(predict_nearest_image, applies=reads_images),
     }
 
     def __init__(self, config: Config, records: Sequence[Record]) -> None:
@@ -146,7 +152,7 @@ class LabelScorer(TaskScorer):
 
     def is_usable(self, record: Record) -> bool:
         label = record.fields.get("label")
-        return isinstance(record.fields.get("text"), str) and isinstance(label, str | int) and label is not True
+        return has_input(record) and isinstance(label, str | int) and label is not True
 
     def expected(self, record: Record) -> str:
         label = str(record.fields["label"])
@@ -164,6 +170,7 @@ class LabelSetScorer(TaskScorer):
     """Several labels for each text."""
 
     modality, metric, has_classes = "labels", "micro_f1", True
+    input_fields = CLASSIFIED_FIELDS
     selectable = ("micro_f1", "macro_f1", "accuracy")
     metrics: Mapping[str, Metric] = {
         name: partial(lambda name, ours, theirs: metrics.label_set_scores(ours, theirs)[name], name)
@@ -171,11 +178,11 @@ class LabelSetScorer(TaskScorer):
     }
     baselines: Mapping[str, Baseline] = {
         "most frequent labels": Baseline(predict_most_frequent, is_cheap=True),
-        "nearest text (BM25)": Baseline(predict_nearest),
+        "nearest text (BM25)": Baseline(predict_nearest, applies=reads_texts),
     }
 
     def is_usable(self, record: Record) -> bool:
-        return isinstance(record.fields.get("text"), str) and isinstance(record.fields.get("label"), str | int | list)
+        return has_input(record) and isinstance(record.fields.get("label"), str | int | list)
 
     def expected(self, record: Record) -> frozenset[str]:
         return frozenset(record_labels(record))
@@ -198,15 +205,16 @@ class NumberScorer(TaskScorer):
     """A score for each text or pair of texts, compared by a correlation."""
 
     modality, metric = "number", "spearman"
+    input_fields: tuple[str, ...] = CLASSIFIED_FIELDS
     selectable = ("spearman", "pearson")
     metrics: Mapping[str, Metric] = {"spearman": metrics.spearman, "pearson": metrics.pearson}
     baselines: Mapping[str, Baseline] = {
-        "nearest text (BM25)": Baseline(predict_nearest),
+        "nearest text (BM25)": Baseline(predict_nearest, applies=reads_texts),
         "words in common": Baseline(count_common_words, applies=has_pairs),
     }
 
     def is_usable(self, record: Record) -> bool:
-        return isinstance(record.fields.get("text"), str) and has_number(record)
+        return has_input(record) and has_number(record)
 
     def expected(self, record: Record) -> float:
         return parse_number(record, "score")
@@ -344,11 +352,11 @@ def format_names(names: Sequence[str], max_names: int = 8) -> str:
 
 
 class ClassifyTask(RecordTask):
-    """Predict the class, the labels or the score of a text, or of two texts."""
+    """Predict the class, the labels or the score of a text, of two texts, or of an image."""
 
     name = "classify"
     description = "predicts the class or the score of a text"
-    question = "Classify texts."
+    question = "Classify texts or images."
     title = "Label"
     objective = "classification"
     inputs, target = ("text", "second"), "label"
@@ -369,7 +377,7 @@ class ClassifyTask(RecordTask):
 
     def check_model(self, config: Config, texts: Sequence[Any]) -> None:
         """Raise an error if a classifier that was trained on single texts reads a pair, or the other way round."""
-        if config.reads_pairs is None:
+        if config.reads_pairs is None or config.front_ends:
             return
         for number, text in enumerate(texts):
             if isinstance(text, str) == config.reads_pairs:
@@ -385,7 +393,7 @@ class ClassifyTask(RecordTask):
                 )
 
     def decode(self, model: TextModel, texts: Sequence[TextOrPair], options: ClassifyOptions) -> list[Any]:
-        """The class, the labels or the score of each text.
+        """The class, the labels or the score of each text; for a model of images, of each image: a path or its content.
 
         If no class has a probability of at least `threshold`, the text is out of scope: its label is None, and
         `rejected_label` is the most likely class. A model with several labels per text gives all labels that reach the
@@ -397,14 +405,15 @@ class ClassifyTask(RecordTask):
             raise UsageError(
                 "this model predicts a score, not a class, so it has no top and no threshold; leave them out"
             )
-        if options.too_long == "split":
+        has_images = bool(model.config.front_ends)
+        if options.too_long == "split" and not has_images:
             logits = compute_mean_logits(model, texts)
         else:
             logits, lengths = compute_logits(model, texts)
             handle_long_texts(texts, lengths, model.config, options)
         predictions = []
         for number, (text, row) in enumerate(zip(texts, logits, strict=True), start=1):
-            is_empty = not all(part.strip() for part in as_tuple(text))
+            is_empty = not has_images and not all(part.strip() for part in as_tuple(text))
             if is_empty and head.is_regression:
                 raise UsageError(f"text {number} is empty ({text!r}), so it has no score; leave it out")
             made = make_prediction(model.config, row, options.top, options.threshold)
@@ -417,10 +426,11 @@ class ClassifyTask(RecordTask):
         head = config.head
         check_second_texts(config, records)
         needed: dict[str, Any] = {"second": str} if config.reads_pairs else {}
+        needed |= {"image": bytes} if config.front_ends else {"text": str}
         needed["score" if head.is_regression else "label"] = (
             (int, float, str) if head.is_regression else (str, int, list) if head.multi_label else (str, int)
         )
-        usable = select_usable(records, notes, text=str, **needed)
+        usable = select_usable(records, notes, **needed)
         if config.reads_pairs is False and any(isinstance(one.fields.get("second"), str) for one in usable):
             usable = [Record({**one.fields, "second": None}, one.location) for one in usable]
             notes.append("only the first text of each pair is read, because the model was trained on single texts")

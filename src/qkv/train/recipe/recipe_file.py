@@ -18,7 +18,7 @@ from qkv.files import read_text, report_write_errors, to_path, write_atomically
 from qkv.plugins import check_imported, import_plugins
 from qkv.train.recipe.check import check_recipe
 from qkv.train.recipe.schema import Recipe
-from qkv.train.recipe.table import STACKS, RecipeText, Table, apply_overrides, recipe_from_table, to_table
+from qkv.train.recipe.table import MODEL_TABLES, RecipeText, Table, apply_overrides, recipe_from_table, to_table
 from qkv.train.recipe.toml import format_key, format_value, parse_toml
 
 MAX_RECIPE_BYTES = 2**20
@@ -124,7 +124,7 @@ def _lines(values: Table, path: str) -> Iterator[str]:
     for name, value in values.items():
         if path == "data" and name == "mix":
             tables |= {f"{path}.mix.{format_key(source)}": table for source, table in value.items()}
-        elif path == "model" and name in (*STACKS, "head"):
+        elif path == "model" and name in MODEL_TABLES:
             tables[f"{path}.{name}"] = value
         elif value is not None:
             yield f"{format_key(name)} = {format_value(value)}"

@@ -3,6 +3,7 @@
 Unknown keys and values of the wrong type are errors. The message names the key and the expected value. It also names
 the recipe file, if there is one, and the line if the key is found there. Fields for all stacks are keys of `[model]`.
 Fields for one stack or for the head are keys of `[model.encoder]`, `[model.decoder]` and `[model.head]`.
+`[model.image]` says how images are read.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 from qkv.blocks import HeadConfig, StackConfig
 from qkv.errors import UsageError, shorten, suggest_name
+from qkv.images.config import PatchesConfig
 from qkv.train.recipe.schema import MixSource, ModelSection, Recipe
 from qkv.train.recipe.toml import parse_value
 from qkv.values import TOML, Partial, Reader, find_fields
@@ -23,7 +25,13 @@ STACKS = ("encoder", "decoder")
 SECTIONS = ("data", "tokenizer", "model", "objective", "train")
 DERIVED_HEAD_FIELDS = frozenset({"kind", "outputs", "labels", "tied", "next_sentence_classes"})
 """Fields of a head that follow from the data and from [model], so that a recipe cannot set them."""
-MODEL_TABLES = {**dict.fromkeys(STACKS, Partial(StackConfig)), "head": Partial(HeadConfig, DERIVED_HEAD_FIELDS)}
+FRONT_END_TABLES = {"image": Partial(PatchesConfig, frozenset({"features"}))}
+"""The tables of [model] for what the records have besides texts, by modality."""
+MODEL_TABLES = {
+    **dict.fromkeys(STACKS, Partial(StackConfig)),
+    "head": Partial(HeadConfig, DERIVED_HEAD_FIELDS),
+    **FRONT_END_TABLES,
+}
 
 
 class RecipeText:

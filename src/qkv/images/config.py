@@ -1,0 +1,57 @@
+"""The config of the front end for images: the size of an image, its patches, and how pixels become numbers."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from qkv.blocks.front_ends import FrontEndConfig, FrontEndKind
+from qkv.lazy import lazy_function
+from qkv.values import Limits
+
+Channel = Annotated[float, Limits(-10, 10)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchesConfig(FrontEndConfig):
+    """An image of size × size pixels becomes (size / patch)² vectors, one for each patch of patch × patch pixels.
+
+    With `stem = "conv"`, log2(patch) convolutions, each with a maximum over 3 × 3 pixels and a stride of 2, compute
+    the vectors (Compact Convolutional Transformers). They also see the pixels around a patch.
+    """
+
+    kind: ClassVar[str] = "patches"
+    features: Annotated[int, Limits(0)] = 0  # follows from the other fields
+    size: Annotated[int, Limits(1, 4096)] = 32  # the height and the width in pixels
+    patch: Annotated[int, Limits(1, 256)] = 4
+    stem: Literal["linear", "conv"] = "linear"
+    positions: Literal["learned", "sinusoidal", "none"] = "learned"  # added to the vectors
+    # How an image gets its size: the whole image is stretched, its middle is cut out, or its sides are padded.
+    fit: Literal["stretch", "crop", "pad"] = "stretch"
+    resample: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
+    mean: tuple[Channel, Channel, Channel] = (0.5, 0.5, 0.5)  # of red, green and blue, between 0 and 1
+    std: tuple[Channel, Channel, Channel] = (0.5, 0.5, 0.5)
+    bias: bool = True  # of the linear map
+    norm: bool = False  # a layer norm over all vectors, as in CLIP
+
+    def __post_init__(self) -> None:
+        if self.size % self.patch:
+            raise ValueError(f"size = {self.size} is not a multiple of patch = {self.patch}; change one of them")
+        if self.features not in (0, 3 * self.patch**2):
+            raise ValueError(f"features = {self.features}, but patches have 3 · {self.patch}² numbers; leave it out")
+        if self.stem == "conv" and (self.patch < 2 or self.patch & (self.patch - 1)):
+            raise ValueError(f'stem = "conv" halves the image, so patch must be 2, 4, 8, …, not {self.patch}')
+        if not all(self.std):
+            raise ValueError("std must not be 0, because pixels are divided by it")
+        object.__setattr__(self, "features", 3 * self.patch**2)
+        super().__post_init__()
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """The rows and columns of patches of an image."""
+        return self.size // self.patch, self.size // self.patch
+
+    def length(self, size: tuple[int, int]) -> int:
+        """The number of patches."""
+        return size[0] * size[1]
+
+
+PATCHES = FrontEndKind(PatchesConfig, lazy_function("qkv.images.patches:Patches"))

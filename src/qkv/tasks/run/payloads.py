@@ -1,0 +1,61 @@
+"""Images (or sounds) that a caller gives become parts of a model's input, and a classifier's logits of them.
+
+N images, V classes
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from qkv.blocks import Inputs
+from qkv.blocks.inputs import PayloadItem, Prompt
+from qkv.data.modalities import MODALITIES, describe_front_ends
+from qkv.data.objectives.template import SpecialTokenTemplate
+from qkv.data.payloads import PayloadFormat
+from qkv.data.problems import InvalidRecord
+from qkv.errors import UsageError
+from qkv.models import Config
+from qkv.models.runtime import eval_mode
+from qkv.tasks.run.example_batches import at_least_float32, batches
+from qkv.tasks.text_model import TextModel
+
+
+def find_format(config: Config, modality: str = "image") -> PayloadFormat:
+    """How a model reads the values of a modality."""
+    settings = describe_front_ends(config)
+    format = MODALITIES.find(modality).payload
+    if format is None or modality not in settings:
+        read = ", ".join(settings) or "only texts"
+        raise UsageError(f"this model has no front end for the modality {modality!r}; it reads {read}")
+    return format.configure(settings[modality])
+
+
+def make_item(format: PayloadFormat, value: Any, where: str) -> PayloadItem:
+    """The part of an input that a value becomes. `where` names the value in an error."""
+    try:
+        vectors, size = format.load(value)
+    except InvalidRecord as invalid:
+        raise UsageError(f"{where}: {invalid.reason}") from None
+    return PayloadItem(format.kind, torch.from_numpy(vectors), size, format.front_end.length(size))
+
+
+def compute_payload_logits(model: TextModel, values: Sequence[Any]) -> np.ndarray:
+    """The logits (N, V) of a classifier for images, which are laid out as in training."""
+    format, template = find_format(model.config), SpecialTokenTemplate.from_tokenizer(model.tokenizer)
+    logits = np.zeros((len(values), model.config.head.outputs), np.float32)
+    with eval_mode(model.network):
+        for chosen in batches([1] * len(values), model.batch_size, model.progress):
+            items = [make_item(format, values[i], f"image {i + 1}") for i in chosen]
+            prompts = [join_parts([template.prefix, item, template.suffix]) for item in items]
+            inputs = Inputs.from_sequences(prompts, always_document_ids=True, device=model.network.device)
+            x, layout = model.network.hidden(inputs, tap=model.tap)
+            logits[chosen] = at_least_float32(model.network.head(x, layout)).cpu().numpy()
+    return logits
+
+
+def join_parts(parts: Sequence[Sequence[int] | PayloadItem], placeholder_id: int = 0) -> Prompt:
+    """A sequence of ids and images for an encoder, in which every placeholder has a position of its own."""
+    made = [part if isinstance(part, PayloadItem) else list(part) for part in parts]
+    return Prompt(Inputs.from_parts(made, placeholder_id=placeholder_id, share_positions=False))

@@ -1,0 +1,130 @@
+"""A classifier of images: trained from a folder, run, evaluated and served."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from image_files import Image, colour_file, io
+
+import qkv
+from qkv.errors import UsageError
+
+COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}
+RECIPE = """
+run = "{run}"
+[data]
+train = "{data}"
+valid_fraction = 0.2
+cache_dir = "{cache}"
+max_length = 16
+augment = {augment}
+[model]
+width = 16
+layers = 1
+heads = 2
+ffn_width = 32
+dropout = 0.0
+{model}
+[model.image]
+size = 8
+patch = 4
+{image}
+[objective]
+kind = "classification"
+[train]
+steps = {steps}
+batch_tokens = 256
+lr = 0.01
+device = "cpu"
+num_threads = 1
+num_workers = {workers}
+eval_every = 100
+log_every = 20
+"""
+
+
+def write_folder(folder: Path, count: int = 20) -> Path:
+    for number in range(count):
+        for name, colour in COLOURS.items():
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            (folder / name / f"{number}.png").write_bytes(colour_file(colour, seed=number, size=10))
+    return folder
+
+
+def train(folder: Path, **choices: Any) -> qkv.Model:
+    values = {"steps": 60, "augment": [], "model": "", "image": "", "workers": 0, **choices}
+    paths = {"run": folder / "run", "data": folder / "pictures", "cache": folder / "cache"}
+    (folder / "recipe.toml").write_text(RECIPE.format(**paths, **values), encoding="utf-8")
+    return qkv.train(folder / "recipe.toml")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, qkv.Model]:
+    folder = tmp_path_factory.mktemp("classifier")
+    write_folder(folder / "pictures")
+    train(folder, augment='["flip", "shift"]')
+    return folder, qkv.load(folder / "run")
+
+
+def test_a_folder_trains_a_classifier(trained: tuple[Path, qkv.Model]) -> None:
+    folder, model = trained
+    assert model.config.head.labels == ("blue", "green", "red")
+    assert [one.kind for one in model.config.front_ends] == ["patches"]
+    assert model.config.stack.vocab_size == 2, "only [PAD] and [CLS]"
+    path = folder / "pictures" / "green" / "0.png"
+    for value in (str(path), path, path.read_bytes(), Image.open(io.BytesIO(path.read_bytes()))):
+        assert model.classify(value).label == "green"
+    found = model.run([str(folder / "pictures" / name / "1.png") for name in COLOURS])
+    assert [one.label for one in found] == list(COLOURS)
+    evaluation = model.evaluate(str(folder / "pictures"))
+    assert evaluation.metrics["accuracy"] > 0.9
+    assert evaluation.num_records == 60
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("missing.png", "image 1: the file 'missing.png' cannot be read: No such file"),
+        (b"hello", "image 1: the file is not an image"),
+        (3.5, "must be an image"),
+    ],
+)
+def test_wrong_images_are_refused(value: Any, message: str, trained: tuple[Path, qkv.Model]) -> None:
+    with pytest.raises(UsageError, match=message):
+        trained[1].classify([value])
+
+
+def test_the_commands_run_and_evaluate_it(trained: tuple[Path, qkv.Model], run_qkv: Any) -> None:
+    folder = trained[0]
+    path = folder / "pictures" / "blue" / "3.png"
+    done = run_qkv(["run", str(folder / "run"), str(path)])
+    assert done.out.startswith("blue\t")
+    assert not done.err
+    shown = json.loads(run_qkv(["eval", str(folder / "run"), "--json"]).out)
+    assert shown["metrics"]["accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("choices", [{"image": 'stem = "conv"'}, {"model": '[model.head]\npool = "mean"'}])
+def test_choices_of_the_model(choices: dict[str, str], tmp_path: Path) -> None:
+    write_folder(tmp_path / "pictures", 4)
+    model = train(tmp_path, steps=2, **choices)
+    assert model.config.front_ends[0].stem == ("conv" if "image" in choices else "linear")
+
+
+def test_a_damaged_picture_is_named_and_counted(tmp_path: Path) -> None:
+    write_folder(tmp_path / "pictures", 4)
+    (tmp_path / "pictures" / "red" / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    with pytest.raises(qkv.QkvError, match=r"not an image: 1 in .*bad.png"):
+        train(tmp_path, steps=2)
+
+
+def test_workers_give_the_same_weights(tmp_path: Path) -> None:
+    weights = []
+    for workers in (0, 2):
+        folder = tmp_path / str(workers)
+        write_folder(folder / "pictures", 6)
+        model = train(folder, steps=4, augment='["flip", "rand", "erase"]', workers=workers)
+        weights.append(model.network.state_dict())
+    assert all(torch.equal(one, weights[1][name]) for name, one in weights[0].items())
