@@ -73,8 +73,8 @@ OPTIONS = {
         *("--stop", "--temperature", "--threshold", "--too-long", "--top", "--top-k", "--top-p"),
     ],
     "data": [
-        *("--columns", "--examples", "--format", "--json", "--max-length", "--records-key", "--test", "--tokenizer"),
-        "--valid",
+        *("--columns", "--examples", "--format", "--json", "--max-length", "--picture", "--records-key", "--split"),
+        *("--test", "--tokenizer", "--valid"),
     ],
     "eval": [
         *("--baseline", "--batch-size", "--beam", "--columns", "--device", "--format", "--int4", "--int8", "--json"),

@@ -5,9 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from qkv.cli.shared import Json, StdoutConsole, StringList, check_minimum, print_json
+from qkv.cli.shared import Json, StdoutConsole, StringList, check_minimum, print_json, print_result
+from qkv.data.builtin import DATASETS, find_dataset
 from qkv.errors import UsageError
 from qkv.files import to_path
+
+SHEET_EXAMPLES = 24
 
 
 def data(
@@ -20,12 +23,17 @@ def data(
     records_key: str | None = None,
     max_length: int = 512,
     examples: int = 3,
+    split: str = "train",
+    picture: Path | None = None,
     json: Json = False,
 ) -> None:
     """Inspect data files: fields, number of examples, lengths, padding, first examples, and problems.
 
+    The name of a built-in dataset shows its first examples.
+
     Examples:
         qkv data train.tsv
+        qkv data scenes --picture sheet.png
         qkv data source=train.en target=train.fr --tokenizer models/mine
         qkv data train.jsonl --valid valid.jsonl --test test.jsonl
         qkv data reviews.csv.gz --columns text=review --columns label=stars --json
@@ -50,6 +58,10 @@ def data(
         Sequence length for which to estimate the padding.
     examples
         Number of examples to show.
+    split
+        The split of a built-in dataset to show.
+    picture
+        A PNG file to write: a sheet of the first pictures of a built-in dataset.
     """
     from qkv.data.dataset_stats import compute_stats
     from qkv.data.readers import DataFiles
@@ -61,6 +73,10 @@ def data(
         raise UsageError("no files to inspect; name at least one, for example: qkv data train.tsv")
     check_minimum("max-length", max_length, 2)
     check_minimum("examples", examples, 0)
+    if len(files) == 1 and files[0] in DATASETS:
+        return show_builtin(files[0], split, examples, picture, json)
+    if picture is not None:
+        raise UsageError(f"--picture is for a built-in dataset ({', '.join(DATASETS)}), not for files; leave it out")
     chosen = parse_fields(columns or [], "--columns", required=True)
     splits = {"train": files, "valid": valid or (), "test": test or ()}
     sources = {
@@ -83,6 +99,30 @@ def data(
         if number:
             print()
         print_dataset_stats(stats, StdoutConsole())
+
+
+def show_builtin(name: str, split: str, count: int, picture: Path | None, json: bool) -> None:
+    """Print the first examples of a built-in dataset, or write a sheet of its pictures."""
+    dataset = find_dataset(name)
+    listed = [dict(dataset.example(split, number).items()) for number in range(SHEET_EXAMPLES if picture else count)]
+    if picture is not None:
+        from qkv.render.picture_sheet import write_sheet
+
+        if not any(isinstance(value, bytes) for value in listed[0].values()):
+            raise UsageError(f"{name} has no pictures; leave --picture out")
+        write_sheet(picture, listed)
+        print_result(json, f"wrote {picture}", {"picture": str(picture), "examples": len(listed)})
+        return
+    shown = [{field: show_field(value) for field, value in example.items()} for example in listed]
+    lines = [f"{name}: {dataset.description}", f"splits: {', '.join(dataset.splits)}"]
+    for example in shown:
+        lines += ["", *(f"{field:<14}{value}" for field, value in example.items())]
+    print_result(json, "\n".join(lines), {"name": name, "splits": dataset.splits, "examples": shown})
+
+
+def show_field(value: Any) -> str:
+    """A value of an example as text."""
+    return f"an image file of {len(value):,} bytes" if isinstance(value, bytes) else str(value)
 
 
 def parse_files(arguments: Sequence[str]) -> list[str] | dict[str, str]:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qkv.data import DataFiles, Problems, Record
-from qkv.data.builtin import DATASETS
-from qkv.data.builtin.dataset import SPLITS
+from qkv.data.builtin import DATASETS, find_dataset
 from qkv.data.cache.file_hashes import FileHashes
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.errors import QkvError, UsageError, shorten, suggest_name
@@ -67,8 +66,8 @@ def load_records(
         raise UsageError(
             f"split = {split!r} is for built-in datasets ({', '.join(DATASETS)}), not for files; leave it out"
         )
-    if split and split not in SPLITS:
-        raise UsageError(f"split = {split!r} is not a split; {suggest_name(split, SPLITS)}")
+    if split and split not in (known := find_dataset(files).splits):
+        raise UsageError(f"split = {split!r} is not a split; {suggest_name(split, known)}")
     check_columns(task.objective, columns or {}, "columns", f"a model that {task.description}")
     section = DataSection(format=format, columns=dict(columns or {}), records_key=records_key)
     source = _open_source(task, files, section, split or "test", guess, [] if notes is None else notes)

@@ -95,12 +95,12 @@ def test_every_dataset_describes_itself(name):
     dataset = find_dataset(name)
     assert isinstance(dataset, BuiltinDataset)
     assert dataset.name == name
-    assert dataset.splits == SPLITS
+    assert dataset.splits[:3] == SPLITS
     assert dataset.description
     assert dataset.licence
     example = dataset.example("train", 0)
     assert tuple(example) == dataset.fields
-    assert all(isinstance(text, str) for text in example.values())
+    assert all(isinstance(value, str | bytes) for value in example.values())
     assert len(dataset.fingerprint) == 32
 
 

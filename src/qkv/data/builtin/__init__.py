@@ -1,4 +1,4 @@
-"""Datasets that come with qkv, for the quick start, the tests and the docs: `dates` and `stdlib`.
+"""Datasets that come with qkv, for the quick start, the tests and the docs: `dates`, `stdlib` and `scenes`.
 
 >>> find_dataset("stdlib").description
 "the sources of Python's standard library, one file a document"
@@ -8,10 +8,20 @@ from qkv.data.builtin.dataset import BuiltinDataset
 from qkv.data.builtin.dates import Dates
 from qkv.data.builtin.stdlib import Stdlib
 from qkv.errors import UsageError, suggest_name
+from qkv.tables import OpenTable
 
 __all__ = ["DATASETS", "BuiltinDataset", "Dates", "Stdlib", "find_dataset"]
 
-DATASETS: dict[str, type[BuiltinDataset]] = {dataset.name: dataset for dataset in (Dates, Stdlib)}
+DATASETS = OpenTable[type[BuiltinDataset]](
+    "built-in dataset",
+    {dataset.name: dataset for dataset in (Dates, Stdlib)},
+    lazy={
+        "scenes": "qkv.data.builtin.scenes:Scenes",
+        "scene-pairs": "qkv.data.builtin.scenes:ScenePairs",
+        "scene-objects": "qkv.data.builtin.scenes:SceneObjects",
+        "scene-drawings": "qkv.data.builtin.scenes:SceneDrawings",
+    },
+)
 
 
 def find_dataset(name: str) -> BuiltinDataset:

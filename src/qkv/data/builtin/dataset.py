@@ -4,9 +4,10 @@ So the position in the data is a single integer, and resuming or sharding across
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import count
+from typing import Any
 
 from qkv.errors import UsageError, suggest_name
 
@@ -25,7 +26,7 @@ class BuiltinDataset(ABC):
     splits: tuple[str, ...] = SPLITS
 
     @abstractmethod
-    def example(self, split: str, i: int, seed: int = 0) -> dict[str, str]:
+    def example(self, split: str, i: int, seed: int = 0) -> Mapping[str, Any]:
         """Return example `i` of a split. It depends only on the arguments, on every machine."""
 
     @abstractmethod
@@ -37,7 +38,9 @@ class BuiltinDataset(ABC):
     def fingerprint(self) -> str:
         """A hash that changes when the examples change."""
 
-    def examples(self, split: str, seed: int = 0, start: int = 0, stop: int | None = None) -> Iterator[dict[str, str]]:
+    def examples(
+        self, split: str, seed: int = 0, start: int = 0, stop: int | None = None
+    ) -> Iterator[Mapping[str, Any]]:
         """Yield the examples start … stop − 1. Without `stop`, yield all examples from `start` on."""
         end = self.length(split) if stop is None else stop
         for i in count(start) if end is None else range(start, end):
