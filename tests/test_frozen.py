@@ -30,8 +30,8 @@ RECIPE = {
     "run": "",
     "plugins": "",
     "data": """
-    train valid test valid_fraction valid_split_by format columns records_key max_score mix epoch_examples max_length
-    max_source_length too_long augment layout max_invalid_fraction cache_dir
+    train valid test valid_fraction valid_split_by format columns encoding records_key max_score mix epoch_examples
+    max_length max_source_length too_long augment layout max_invalid_fraction cache_dir
     """,
     "tokenizer": "from_ kind vocab_size lowercase min_frequency",
     "model": """
@@ -73,16 +73,27 @@ OPTIONS = {
         *("--stop", "--temperature", "--threshold", "--too-long", "--top", "--top-k", "--top-p"),
     ],
     "data": [
-        *("--columns", "--examples", "--format", "--json", "--max-length", "--picture", "--records-key", "--split"),
-        *("--test", "--tokenizer", "--valid"),
+        *("--columns", "--encoding", "--examples", "--format", "--json", "--max-length", "--picture", "--records-key"),
+        *("--split", "--test", "--tokenizer", "--valid"),
     ],
     "eval": [
-        *("--baseline", "--batch-size", "--beam", "--columns", "--device", "--format", "--int4", "--int8", "--json"),
+        *(
+            "--baseline",
+            "--batch-size",
+            "--beam",
+            "--columns",
+            "--device",
+            "--encoding",
+            "--format",
+            "--int4",
+            "--int8",
+        ),
+        "--json",
         *("--limit", "--metric", "--records-key", "--resamples", "--samples", "--split", "--test", "--valid"),
     ],
     "study": ["--jobs", "--json", "--match", "--metric", "--out", "--seeds", "--tune", "--vary"],
     "studio": ["--autoencoder", "--browser", "--device", "--examples", "--json", "--log-file", "--port", "--runs"],
-    "train": ["--dry-run", "--json", "--processes"],
+    "train": ["--dry-run", "--json", "--minutes", "--processes"],
     "index": [
         *("--batch-size", "--device", "--dtype", "--json", "--max-tokens", "--model", "--out", "--pooling"),
         "--rebuild",
@@ -90,8 +101,8 @@ OPTIONS = {
     "lab": ["--again", "--all", "--book", "--data", "--json", "--out", "--seeds", "--size"],
     "search": ["--device", "--json", "--method", "--model", "--top"],
     "init": [
-        *("--columns", "--format", "--from", "--json", "--minutes", "--out", "--records-key", "--shape", "--test"),
-        "--valid",
+        *("--columns", "--encoding", "--format", "--from", "--json", "--minutes", "--out", "--records-key", "--shape"),
+        *("--test", "--valid"),
     ],
     "serve": [
         *("--allowed-hosts", "--body-seconds", "--cache-mib", "--constraint-seconds", "--cors-origins", "--device"),

@@ -511,9 +511,9 @@ class Model(TaskCalls):
     ) -> Evaluation:
         """Evaluate the model on files or a built-in dataset, as `qkv eval` does.
 
-        `columns` maps fields to columns, `limit` is the maximum number of records, and `resamples` is the number of
-        bootstrap samples of the confidence intervals (0: none). The columns of a table without a header line are
-        guessed; a note on the guess is logged, and is in `.notes` of the result. Other options are the fields of
+        `columns` maps fields to columns, `limit` is the size of a random sample of the records, and `resamples` is the
+        number of bootstrap samples of the confidence intervals (0: none). The columns of a table without a header line
+        are guessed; a note on the guess is logged, and is in `.notes` of the result. Other options are the fields of
         the task's `EvalOptions`, such as `beam`. `first.compare(second)` compares the evaluations of two
         models on the same data.
         """

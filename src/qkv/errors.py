@@ -46,6 +46,19 @@ def shorten(text: str, max_characters: int = 100) -> str:
     return f"{text[:start]} … ({len(text) - max_characters:,} characters left out) … {text[-end:]}"
 
 
+def count_nouns(number: int, noun: str) -> str:
+    """A number with its noun, in the plural if necessary.
+
+    >>> count_nouns(1, "training record"), count_nouns(1200, "line"), count_nouns(2, "class"), count_nouns(3, "query")
+    ('1 training record', '1,200 lines', '2 classes', '3 queries')
+    """
+    if number == 1:
+        return f"1 {noun}"
+    if noun.endswith("y"):
+        return f"{number:,} {noun[:-1]}ies"
+    return f"{number:,} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
 def suggest_name(name: str, known: Iterable[str]) -> str:
     """A hint for a misspelt name: the most similar known name, or a list of all known names.
 

@@ -155,11 +155,11 @@ def test_a_signal_ends_an_evaluation_and_the_run_goes_on_exactly(
 ) -> None:
     usual, calls = ValidationMetrics.__call__, iter(range(1, 100))
 
-    def slow(self: ValidationMetrics, *arguments: Any) -> Any:
+    def slow(self: ValidationMetrics, *arguments: Any, **options: Any) -> Any:
         if next(calls) == evaluation:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(60)
-        return usual(self, *arguments)
+        return usual(self, *arguments, **options)
 
     monkeypatch.setattr(ValidationMetrics, "__call__", slow)
     recipe, begin = changed(undisturbed, f"evaluating{step}"), time.monotonic()

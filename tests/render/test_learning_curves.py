@@ -272,20 +272,25 @@ def test_kept_weights_are_drawn_beside_the_curve(tmp_path):
 
 
 def test_kept_weights_of_an_earlier_step_are_drawn_at_that_step(tmp_path):
-    rows = [*ROWS, step(50, 0.5), evaluation(50, loss=2.0, exact=0.5), evaluation(50, loss=1.5 + 1e-7, exact=0.75)]
+    rows = [*ROWS, step(50, 0.5), evaluation(50, loss=2.0, exact=0.5), evaluation(50, loss=1.4, exact=0.75)]
+    rows[-1]["final"] = {"num_examples": 900, "weights_step": 40}  # more examples than before
     folder = run(tmp_path, *rows)
-    assert read_curves("a", folder).kept == {"loss": [(40, 1.5 + 1e-7)], "exact": [(40, 0.75)]}
+    assert read_curves("a", folder).kept == {"loss": [(40, 1.4)], "exact": [(40, 0.75)]}
     picture = drawn({"a": folder}, tmp_path)
     _, validation, exact = lines(picture)
-    assert rings(picture) == [coordinates(validation)[1], coordinates(exact)[1]]
+    places = zip(rings(picture), (coordinates(validation)[1], coordinates(exact)[1]), strict=True)
+    assert all(ring[0] == point[0] for ring, point in places)
     assert "0.7500" in words(picture)  # the metric of the kept weights
 
 
 def test_kept_weights_of_the_last_step_have_no_ring(tmp_path):
-    """Both evaluations of the last step have the same metrics, so the run kept its last weights."""
-    picture = drawn({"a": run(tmp_path, *ROWS, evaluation(40, loss=1.5, exact=0.75))}, tmp_path)
-    assert rings(picture) == []
-    assert "ring: the kept weights" not in words(picture)
+    """Both evaluations of the last step have the same metrics, or the log says that the weights are of this step."""
+    same, final = evaluation(40, loss=1.5, exact=0.75), evaluation(40, loss=1.25, exact=0.7)
+    final["final"] = {"num_examples": 900, "weights_step": 40}
+    for number, last in enumerate((same, final)):
+        picture = drawn({"a": run(tmp_path, *ROWS, last, name=str(number))}, tmp_path)
+        assert rings(picture) == []
+        assert "ring: the kept weights" not in words(picture)
 
 
 def test_a_step_before_the_last_may_be_evaluated_again(tmp_path):

@@ -191,10 +191,10 @@ def test_a_run_that_has_saved_nothing_has_no_model(folder: Path) -> None:
     train(recipe)
     left = stopped(recipe.run)
     shutil.rmtree(left / "checkpoints")
-    with pytest.raises(QkvError, match="is not finished, so it has no model yet"):
+    with pytest.raises(QkvError, match=r"has no checkpoint yet\. If it is training, wait"):
         qkv.load(left)
     other = folder / "own recipe"
     other.mkdir()
     (other / "recipe.toml").write_text(Path(written(recipe)).read_text(encoding="utf-8"), encoding="utf-8")
-    with pytest.raises(QkvError, match="so it has no model yet"):
+    with pytest.raises(QkvError, match="this run has no checkpoint yet"):
         qkv.load(other)

@@ -16,9 +16,10 @@ from qkv.errors import QkvError, UsageError
 from qkv.models.tables.presets import find_preset
 from qkv.store.huggingface import find_hf_export
 from qkv.store.sentence_transformers import find_transformer_export
+from qkv.tasks.prepare.guess_columns import AmbiguousColumns, find_readings
 from qkv.tasks.prepare.prepare import prepare
 from qkv.tasks.prepare.sources import open_sources
-from qkv.tasks.starters.files import first_records, guess_columns
+from qkv.tasks.starters.files import first_records
 from qkv.tasks.starters.recipe import starter_recipe
 from qkv.tasks.starters.sizes import MIN_STEPS, SIZES, Machine, choose_size
 from qkv.tasks.table import find_starters
@@ -26,7 +27,7 @@ from qkv.text import Tokenizer
 from qkv.train.adapt import freeze
 from qkv.train.recipe.check import check_recipe
 from qkv.train.recipe.recipe_file import loads, read
-from qkv.train.recipe.schema import Recipe
+from qkv.train.recipe.schema import DataSection, Recipe
 
 STARTERS = find_starters()
 
@@ -101,9 +102,11 @@ def test_files_by_a_field_that_is_none_or_without_one_that_is_needed(folder: Pat
         starter_recipe("translate", {"source": str(folder / "a.en")})
 
 
-def test_a_file_whose_name_tells_no_format_says_what_can_be_done(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"a\.en has no known extension; set the format \(--format, or data\.format"):
-        starter_recipe("language", [str(folder / "a.en")])
+def test_a_file_whose_name_tells_no_format_is_read_by_its_content(folder: Path, tmp_path: Path) -> None:
+    assert loads(starter_recipe("language", [str(folder / "a.en")])).data.train == str(folder / "a.en")
+    (tmp_path / "a.dat").write_bytes(b"\0\1\2")
+    with pytest.raises(UsageError, match=r"a\.dat has no known extension; set the format \(--format, or data\.format"):
+        starter_recipe("language", [str(tmp_path / "a.dat")])
 
 
 def test_columns_with_other_names_are_filled_in(folder: Path) -> None:
@@ -225,7 +228,7 @@ def test_what_cannot_be() -> None:
     with pytest.raises(UsageError, match="did you mean 'translate'"):
         starter_recipe("translat")
     with pytest.raises(UsageError, match=r"seq2seq needs 2 \(source, target\)"):
-        guess_columns("seq2seq", ["only"])
+        find_readings("seq2seq", ["only"])
 
 
 @pytest.mark.parametrize(
@@ -282,9 +285,56 @@ def test_guessed_columns_leave_out_ids_and_tell_scores_from_labels(tmp_path: Pat
         starter_recipe("embed", [str(queries)])
 
 
+def make_rows(row: str) -> str:
+    """Thirty rows of a template: n is a number, mod one of three, and words and texts differ from row to row."""
+    rng = random.Random(0)
+    words = ["".join(chr(97 + rng.randrange(26)) for _ in range(6)) for _ in range(400)]
+
+    def text(length: int) -> str:
+        return " ".join(rng.choice(words) for _ in range(length))
+
+    texts = {"title": 6, "long": 60, "mid": 15, "name": 2}
+    return "".join(
+        row.format(
+            n=n, mod=n % 3, two="yn"[n % 2], word=words[n], next=words[n + 1], **{k: text(v) for k, v in texts.items()}
+        )
+        + "\n"
+        for n in range(10, 40)
+    )
+
+
 @pytest.mark.parametrize(
     ("kind", "header", "row", "columns"),
     [
+        # Names first, and never an id, the name of a file or a few words as a text.
+        (
+            "seq2seq",
+            "fname,dialogue,summary,topic",
+            "train_{n},{long},{mid},{name}",
+            {"source": "dialogue", "target": "summary"},
+        ),
+        ("seq2seq", "img,caption,note", "a{n}.jpg,{title},{mid}", {"source": "caption", "target": "note"}),
+        ("seq2seq", "en,fr,attribution", "{mid},{mid},CC-BY 2.0 {name}", {"source": "en", "target": "fr"}),
+        ("causal_lm", "url,author,review_text", "https://x.y/{n},{name},{long}", {"text": "review_text"}),
+        # A number beside two texts is a score, wherever it is.
+        ("contrastive", "0,1,2", "{n}.5,{title},{title}", {"first": "1", "second": "2", "score": "0"}),
+        ("contrastive", "0,1,2", "{title},{n}.5,{title}", {"first": "0", "second": "2", "score": "1"}),
+        ("contrastive", "0,1,2,3", "{n},{mod}.{mod},{title},{title}", {"first": "2", "second": "3", "score": "1"}),
+        # Two texts that belong together, and a title, are not lost.
+        (
+            "classification",
+            "qtext,label,atext",
+            "{title},{two},{long}",
+            {"text": "qtext", "second": "atext", "label": "label"},
+        ),
+        ("classification", "title,text,label", "{title},{long},{mod}", {"text": "title + text", "label": "label"}),
+        ("classification", "0,1,2", "{mod},{title},{long}", {"text": "1 + 2", "label": "0"}),
+        (
+            "classification",
+            "Class Index,Title,Description",
+            "{mod},{title},{long}",
+            {"text": "Title + Description", "label": "Class Index"},
+        ),
         (
             "classification",
             "utterance,intent_id",
@@ -305,14 +355,71 @@ def test_guessed_columns_leave_out_ids_and_tell_scores_from_labels(tmp_path: Pat
             "不错的天气{n},今天天气好{n},{mod}",
             {"text": "a", "second": "b", "label": "mood"},
         ),
-        ("classification", "w1,w2,rel", "king{n},queen{n},{mod}", {"text": "w1", "second": "w2", "label": "rel"}),
+        ("classification", "w1,w2,rel", "{word},{next},{mod}", {"text": "w1", "second": "w2", "label": "rel"}),
         ("seq2seq", "text_en,text_id", "good morning {n},selamat pagi {n}", {"source": "text_en", "target": "text_id"}),
     ],
 )
 def test_guessed_columns(kind: str, header: str, row: str, columns: dict[str, str], tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
-    table.write_text(f"{header}\n" + "".join(row.format(n=n, mod=n % 3) + "\n" for n in range(10, 40)))
-    assert guess_columns(kind, header.split(","), first_records(DataFiles(str(table)))) == columns
+    table.write_text(f"{header}\n" + make_rows(row))
+    assert find_readings(kind, header.split(","), first_records(DataFiles(str(table)))) == [columns]
+
+
+@pytest.mark.parametrize(
+    ("kind", "header", "row", "rivals"),
+    [
+        ("classification", "text,sentiment,topic", "{mid},{two},{mod}", [{"label": "sentiment"}, {"label": "topic"}]),
+        ("classification", "0,1,2", "{mid},{two},{mod}", [{"label": "1"}, {"label": "2"}]),
+        (
+            "seq2seq",
+            "en,de,fr",
+            "{mid},{mid},{mid}",
+            [{"source": "en", "target": "de"}, {"source": "en", "target": "fr"}],
+        ),
+        (
+            "seq2seq",
+            "context,question,answer",
+            "{long},{title},{name}",
+            [{"source": "question"}, {"source": "question + context"}],
+        ),
+    ],
+)
+def test_two_likely_readings_are_shown_with_two_records(
+    kind: str, header: str, row: str, rivals: list[dict[str, str]], tmp_path: Path
+) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text(f"{header}\n" + make_rows(row))
+    task = "classify" if kind == "classification" else "translate"
+    with pytest.raises(AmbiguousColumns, match=r"table\.csv: there are \d ways to read the columns") as raised:
+        starter_recipe(task, [str(table)])
+    found = raised.value.readings
+    assert all(any(rival.items() <= one.items() for one in found) for rival in rivals)
+    for name, column in found[0].items():
+        assert f"{name}={column}" in str(raised.value)
+    assert str(raised.value).count(f"{next(iter(found[0]))}: ") == 2 * len(found)
+    starter_recipe(task, [str(table)], reading=DataSection(columns=found[1]))
+
+
+def test_a_label_and_its_number_are_one_reading(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("phrase,number,name\n" + "".join(f"so it is {n} again,{n % 2},{'ab'[n % 2]}\n" for n in range(30)))
+    notes: list[str] = []
+    assert loads(starter_recipe("classify", [str(table)], notes=notes)).data.columns == {
+        "text": "phrase",
+        "label": "name",
+    }
+    assert notes == ["not read: number"]
+
+
+def test_a_joined_field_has_the_texts_of_its_columns(tmp_path: Path) -> None:
+    news, rows = tmp_path / "news.csv", make_rows("{title},{long},{mod}")
+    news.write_text("title,body,label\n" + rows)
+    recipe = loads(starter_recipe("classify", [str(news)]))
+    records = list(
+        open_sources(replace(recipe, data=replace(recipe.data, valid_fraction=0.0))).train[""].records(Problems())
+    )
+    assert records[0].fields["text"] == " ".join(rows.splitlines()[0].split(",")[:2])
+    assert records[0].fields.keys() == {"text", "label"}
 
 
 def test_a_first_record_without_a_label_is_no_reason_to_refuse_a_file(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_every_task_is_judged_on_its_file(name: str, models: Path, files: Path, 
     assert main in values["metrics"]
     assert values["samples"][0].keys() == {"source", "prediction", "expected"}
     out, _ = run_qkv(["eval", str(models / name), file])
-    assert f"{records} records" in out
+    assert f"{records} record" in out
     assert main.replace("_", " ") in out
 
 

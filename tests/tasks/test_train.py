@@ -238,6 +238,7 @@ def test_with_a_small_sample_the_loss_selects_the_weights_unless_the_recipe_name
     chosen: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluation.TimedMetrics, "plan", lambda self, limit: 3)  # as with a slow model
+    monkeypatch.setattr(evaluation.TimedMetrics, "enlarge", lambda self, planned, limit: planned)
     keys = {"steps": 8, "eval_every": 1, "final": "best", "metric": chosen}
     path = written(three(folder, "classification", f"small-{chosen}", train=keys))
     reports = Reports()
@@ -250,9 +251,24 @@ def test_with_a_small_sample_the_loss_selects_the_weights_unless_the_recipe_name
     best = during[values.index(max(values) if chosen else min(values))]
     run = path.with_suffix("")
     assert chosen or reports.evaluations[-1].metrics == pytest.approx(best.metrics), "the kept weights"
-    subset = "the task's metrics use 3 of 4 examples"
-    assert read_card(run)["scores"].endswith(f" on validation data; {subset}")
+    assert during[-1].subset == "the task's metrics use 3 of 4 examples"
+    subset = "the task's metrics use 3 of 15 examples"
+    assert read_card(run)["scores"].endswith(f" on validation data (3 examples); {subset}")
     assert subset in run_model(RunFolder(run)).scores
+
+
+def test_the_scores_of_a_run_rest_on_all_of_its_validation_data(folder: Path) -> None:
+    """Its log, its model card and the list of models say on how many, with the interval."""
+    path = written(three(folder, "classification", "all of it", train={"steps": 3, "eval_examples": 4}))
+    qkv.train(path)
+    run = path.with_suffix("")
+    (*_, last) = (one for one in RunFolder(run).log_records() if one["kind"] == "eval")
+    assert last["final"]["num_examples"] == 15
+    low, high = last["final"]["intervals"]["accuracy"]
+    assert 0 <= low <= last["accuracy"] <= high <= 1
+    assert f"[{low:.4g}, {high:.4g}]" in read_card(run)["scores"]
+    assert read_card(run)["scores"].endswith("on validation data (15 examples)")
+    assert f"[{low:.4g}, {high:.4g}] of 15 examples" in run_model(RunFolder(run)).scores
 
 
 def test_training_goes_on_if_no_label_of_a_few_examples_is_known(folder: Path) -> None:

@@ -240,7 +240,7 @@ def test_a_table_without_a_header_line_stays_one(here: Path, run_qkv: Any, caplo
     assert "3 records" in run_qkv(["eval", place, "bare.tsv", "--limit", "3"])[0], "columns as in its run"
     shutil.rmtree(here / "runs/numbers/checkpoints")
     _, err = run_qkv(["run", "runs/numbers", "wun"], code=1)
-    assert "this run is not finished, so it has no model yet; finish it with qkv train" in err
+    assert "this run has no checkpoint yet. If it is training, wait for the first one" in err
 
 
 def test_a_run_is_scored_on_what_its_recipe_holds_out(here: Path, run_qkv: Any) -> None:

@@ -69,10 +69,10 @@ class Notes:
         return taken
 
 
-def interrupted(self: training.ValidationMetrics, *arguments: Any) -> Any:
+def interrupted(self: training.ValidationMetrics, *arguments: Any, **options: Any) -> Any:
     os.kill(os.getppid(), signal.SIGTERM)  # the launcher, which passes it on
     time.sleep(LONGER)
-    return judge(self, *arguments)
+    return judge(self, *arguments, **options)
 
 
 def do(job: dict[str, Any], world: World, folder: Path) -> int:

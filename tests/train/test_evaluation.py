@@ -34,6 +34,8 @@ class Judged:
     metrics: dict[str, float]
     main_metric: str
     samples: list[Any] = field(default_factory=list)
+    num_records: int = 0
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass
@@ -42,8 +44,9 @@ class Task:
 
     judge: Callable[[Network], Judged]
     num_examples: int = 1
+    max_examples: int = 1
 
-    def __call__(self, network: Network, num_examples: int, progress: Any) -> Judged:
+    def __call__(self, network: Network, num_examples: int, progress: Any, resamples: int = 0) -> Judged:
         return self.judge(network)
 
 
@@ -203,15 +206,17 @@ class Clock:
 
 @dataclass
 class TimedMetrics:
-    """Metrics of 500 examples that take their time."""
+    """Metrics of 500 examples that take their time; the last evaluation may use 2,000."""
 
     clock: Clock
     num_examples: int = 500
+    max_examples: int = 2000
 
-    def __call__(self, network: Network, num_examples: int, progress: Any) -> Judged:
+    def __call__(self, network: Network, num_examples: int, progress: Any, resamples: int = 0) -> Judged:
         self.clock.now += 0.1 * (num_examples or 500)
         self.clock.examples.append(num_examples)
-        return Judged({"exact": 0.5}, "exact")
+        found = Judged({"exact": 0.5}, "exact", num_records=num_examples or 500)
+        return replace(found, intervals={"exact": (0.4, 0.6)} if resamples else {})
 
 
 def limited(clock: Clock | None, **keys: Any) -> Evaluator:
@@ -272,6 +277,29 @@ def test_the_tasks_metrics_use_a_sample_that_fits(
     assert clock.examples[-1] == sample
     limited(clock, metric="exact")(progress)
     assert progress.metric == "exact", "the user's choice stays"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "examples", "subset"),
+    [(90.0, 68, "68 of 2,000"), (1000.0, 967, "967 of 2,000"), (1e4, 2000, "")],
+    ids=["ten seconds", "a tenth of the time", "all"],
+)
+def test_the_last_evaluation_uses_as_many_examples_as_there_is_time_for(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, examples: int, subset: str
+) -> None:
+    """And says how many, and how far to trust the scores. It is not compared with evaluations of other examples."""
+    clock, progress = Clock(monkeypatch), Progress(seconds=seconds, best_step=7, best_value=0.4, metric="exact")
+    progress.eval_plan = EvalPlan(metric_examples=32)
+    evaluator = limited(clock, metric="exact")
+    evaluator.valid_data = None
+    usual = evaluator(Progress.from_dict(asdict(progress)))
+    assert (clock.examples[-1], usual.final, usual.is_best) == (32, None, True)
+    last = evaluator(progress, is_last=True)
+    assert last.final is not None
+    assert (clock.examples[-1], last.final.num_examples) == (examples, examples)
+    assert (last.final.intervals, last.is_best, progress.best_step) == ({"exact": (0.4, 0.6)}, False, 7)
+    assert subset in last.subset
+    assert bool(last.subset) == bool(subset)
 
 
 def test_steps_between_evaluations_that_the_recipe_sets_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ def data(
     format: str | None = None,
     columns: StringList = None,
     records_key: str | None = None,
+    encoding: str | None = None,
     max_length: int = 512,
     examples: int = 3,
     split: str = "train",
@@ -36,7 +37,7 @@ def data(
         qkv data scenes --picture sheet.png
         qkv data source=train.en target=train.fr --tokenizer models/mine
         qkv data train.jsonl --valid valid.jsonl --test test.jsonl
-        qkv data reviews.csv.gz --columns text=review --columns label=stars --json
+        qkv data reviews.csv.gz --columns text=review label=stars --json
 
     Parameters
     ----------
@@ -51,9 +52,11 @@ def data(
     format
         Format of the files. Default: detected from the extension and the first lines.
     columns
-        field=column. Repeat the option for each column to read. Default: all columns.
+        field=column for each column to read. Default: all columns.
     records_key
         Path of the list of records in a JSON document, such as data.train.
+    encoding
+        Encoding of text files, such as latin-1. Default: recognised.
     max_length
         Sequence length for which to estimate the padding.
     examples
@@ -69,6 +72,7 @@ def data(
     from qkv.render.progress import progress_bar
     from qkv.text import Tokenizer
 
+    files, chosen = take_columns(files, columns)
     if not files:
         raise UsageError("no files to inspect; name at least one, for example: qkv data train.tsv")
     check_minimum("max-length", max_length, 2)
@@ -77,10 +81,11 @@ def data(
         return show_builtin(files[0], split, examples, picture, json)
     if picture is not None:
         raise UsageError(f"--picture is for a built-in dataset ({', '.join(DATASETS)}), not for files; leave it out")
-    chosen = parse_fields(columns or [], "--columns", required=True)
     splits = {"train": files, "valid": valid or (), "test": test or ()}
     sources = {
-        name: DataFiles.from_options(parse_files(given), format, columns=chosen or None, records_key=records_key)
+        name: DataFiles.from_options(
+            parse_files(given), format, columns=chosen or None, records_key=records_key, encoding=encoding
+        )
         for name, given in splits.items()
         if given
     }
@@ -136,6 +141,24 @@ def parse_files(arguments: Sequence[str]) -> list[str] | dict[str, str]:
             raise UsageError(f"{file}: this file is named twice; name each file once")
         paths.add(path)
     return list(arguments)
+
+
+def take_columns(files: Sequence[str], columns: Sequence[str] | None) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The files of a command line, and the columns, several of which may follow one `--columns`.
+
+    >>> take_columns(["news.csv", "label=topic"], ["text=body"])
+    (('news.csv',), {'text': 'body', 'label': 'topic'})
+    >>> take_columns(["source=a.en", "target=a.de"], None)
+    (('source=a.en', 'target=a.de'), {})
+    """
+    more = [file for file in files if columns and "=" in file and not is_file_argument(file)]
+    chosen = parse_fields([*(columns or ()), *more], "--columns", required=True)
+    return tuple(file for file in files if file not in more), chosen
+
+
+def is_file_argument(argument: str) -> bool:
+    """Whether an argument is an existing file, or field=file with one."""
+    return Path(argument).exists() or Path(argument.partition("=")[2]).is_file()
 
 
 def parse_fields(arguments: Sequence[str], description: str, *, required: bool = False) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from qkv.cli.data import parse_fields, parse_files
+from qkv.cli.data import parse_files, take_columns
 from qkv.cli.evaluate_search import evaluate_search
 from qkv.cli.evaluation_source import EvaluationSource
 from qkv.cli.shared import (
@@ -49,6 +49,7 @@ def evaluate(
     columns: StringList = None,
     format: str = "",
     records_key: str = "",
+    encoding: str = "",
     split: str = "",
     metric: StringList = None,
     limit: int = 0,
@@ -75,7 +76,7 @@ def evaluate(
         qkv eval runs/small runs/large test.tsv
         qkv eval runs/base-study test.tsv
         qkv eval models/translator source=test.en target=test.de --beam 5 --metric bleu --metric chrf
-        qkv eval models/reviews reviews.csv.gz --columns text=review --columns label=stars --json
+        qkv eval models/reviews reviews.csv.gz --columns text=review label=stars --json
         qkv eval notes.index queries=queries.tsv judgements=qrels.tsv
         qkv eval old.index new.index judged.tsv --metric ndcg@5 --metric recall@20
 
@@ -92,19 +93,22 @@ def evaluate(
     test
         A file to evaluate on, once for each: the same as `data`, as in qkv init.
     columns
-        field=column for each column to read, such as source=0 (numbers count from 0, for a table without a header
-        line). By default columns are found by their names, then by the recipe of the run, then by their content.
+        field=column for each column to read, such as --columns source=0 target=1 (numbers count from 0, for a table
+        without a header line). By default columns are found by their names, then by the recipe of the run, then by
+        their content.
     format
         The format of the files; by default it follows from their extension and their first lines.
     records_key
         Where in a JSON document the list of records is.
+    encoding
+        The encoding of text files, such as latin-1; by default it is recognised.
     split
         The split of a built-in dataset: train, valid or test (the default).
     metric
         The name of a metric; may be given several times. By default all metrics of the task are computed. For an index:
         ndcg@k, map, recall@k and mrr@k, where k is the number of files, such as recall@5.
     limit
-        Maximum number of records; 0 for all.
+        Number of records, a random sample that is always the same; 0 for all.
     beam
         Number of beams, for models that generate text.
     batch_size
@@ -131,13 +135,15 @@ def evaluate(
         check_minimum(option, value, 0)
     if is_index(Path(model)):
         given: dict[str, object] = {"valid": valid, "test": test, "columns": columns, "format": format, "split": split}
-        given |= {"records-key": records_key, "beam": beam > 1, "batch-size": batch_size, "int8": int8, "int4": int4}
+        given |= {"records-key": records_key, "encoding": encoding, "beam": beam > 1, "batch-size": batch_size}
+        given |= {"int8": int8, "int4": int4}
         given |= {"samples": samples != DEFAULT_SAMPLES, "no-baseline": not baseline}
         if unused := [f"--{name}" for name, value in given.items() if value]:
             raise UsageError(f"{model} is an index, whose evaluation does not use {', '.join(unused)}; leave them out")
         return evaluate_search(
             [model, *data], metrics=metric or (), limit=limit, resamples=resamples, device=device, json=json
         )
+    data, chosen_columns = take_columns(data, columns)
     models, files = split_models(model, data)
     study = find_study(models)
     if study is not None:
@@ -149,8 +155,9 @@ def evaluate(
         models[0],
         parse_files(sets[0]) if sets else (),
         format=format,
-        columns=parse_fields(columns or [], "--columns", required=True),
+        columns=chosen_columns,
         records_key=records_key,
+        encoding=encoding,
         split=split,
         limit=limit,
     ).or_from_recipe()

@@ -25,6 +25,7 @@ class EvaluationSource:
     format: str
     columns: dict[str, str]
     records_key: str
+    encoding: str
     split: str
     limit: int
     is_held_out: bool = False  # the fraction of the training files that the run held out
@@ -54,6 +55,7 @@ class EvaluationSource:
             format=self.format or data.format,
             columns=self.columns or dict(data.columns),
             records_key=self.records_key or data.records_key,
+            encoding=self.encoding or data.encoding,
             is_held_out=is_held_out,
         )
         part = f"the {data.valid_fraction:.0%} that the run held out of " if is_held_out else ""
@@ -61,13 +63,23 @@ class EvaluationSource:
         return chosen
 
     def read(self, task: "Task", models: Sequence[str]) -> "tuple[list[Record], Problems]":
-        """The records of a task, with its own columns, or the columns of the models' recipes, or guessed columns."""
+        """The records of a task, with the given columns, or the columns of the models' recipes, or guessed columns.
+
+        The numbers of columns in a recipe are for files without a header line, so names in the file come first.
+        """
         trained = {} if self.columns else find_trained_columns(models)
+        numbers = {model: columns for model, columns in trained.items() if not any(map(has_letters, columns.values()))}
+        if found := self._read_trained(task, {name: one for name, one in trained.items() if name not in numbers}):
+            return found
         try:
             return self._read(task, guess=not trained)
         except UsageError:
             if not trained:
                 raise
+        return self._read_trained(task, numbers) or self._read(task)
+
+    def _read_trained(self, task: "Task", trained: dict[str, dict[str, str]]) -> "tuple[list[Record], Problems] | None":
+        """The records with the columns of the first of these models whose columns the files have."""
         for model, columns in trained.items():
             try:
                 records, problems = replace(self, columns=columns)._read(task)
@@ -76,7 +88,7 @@ class EvaluationSource:
             listed = ", ".join(f"{name} = {column}" for name, column in columns.items())
             print_notes(model, [f"columns from the recipe of this run: {listed}"])
             return records, problems
-        return self._read(task)
+        return None
 
     def _read(self, task: "Task", guess: bool = True) -> "tuple[list[Record], Problems]":
         from qkv.data import Problems
@@ -94,6 +106,7 @@ class EvaluationSource:
                 format=self.format,
                 columns=self.columns,
                 records_key=self.records_key,
+                encoding=self.encoding,
                 split=self.split,
                 max_records=self.limit,
                 guess=guess,
@@ -161,6 +174,15 @@ def read_run_recipe(model: str) -> "Recipe | None":
 
     path = run_path(Path(model)) / "recipe.toml"
     return read_recipe(path) if path.exists() else None
+
+
+def has_letters(name: str) -> bool:
+    """Whether the name of a column has letters.
+
+    >>> has_letters("title + body"), has_letters("1 + 2")
+    (True, False)
+    """
+    return any(map(str.isalpha, name))
 
 
 def find_trained_columns(models: Sequence[str]) -> dict[str, dict[str, str]]:

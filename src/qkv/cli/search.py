@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from qkv.cli.shared import Device, Json, check_minimum, print_json, print_notes, print_result
-from qkv.errors import UsageError
+from qkv.errors import UsageError, count_nouns
 
 MAX_SKIPPED_SHOWN = 5
 
@@ -64,7 +64,10 @@ def index(
     def announce(stage: str, done: int, total: int) -> None:
         totals[stage] = total
         if stage == "embedding" and done == 0:
-            print_notes(str(source), [f"{totals['reading']:,} files found; embedding {total:,} passages"])
+            print_notes(
+                str(source),
+                [f"{count_nouns(totals['reading'], 'file')} found; embedding {count_nouns(total, 'passage')}"],
+            )
 
     with stages_bar() as progress:
         built = Index.build(
@@ -88,9 +91,10 @@ def index(
     print_notes(
         str(source), [*shown, *([f"… and {more:,} more files were skipped (--json lists them)"] if more else [])]
     )
+    passages, embedded = (count_nouns(n, "passage") for n in (report.passages, report.embedded_passages))
     text = (
-        f"{out}: {report.files:,} files, {report.passages:,} passages; embedded {report.embedded_passages:,} passages "
-        f"of {report.embedded_files:,} new or changed files, removed {report.removed_files:,} files"
+        f"{out}: {count_nouns(report.files, 'file')}, {passages}; embedded {embedded} "
+        f"of {report.embedded_files:,} new or changed files, removed {count_nouns(report.removed_files, 'file')}"
     )
     print_result(json, text, {"index": str(out), **vars(report)})
 

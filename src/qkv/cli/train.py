@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from qkv.cli.data import parse_fields, parse_files
+from qkv.cli.data import parse_files, take_columns
 from qkv.cli.shared import Json, StdoutConsole, StringList, check_minimum, fast_imports, print_json, print_result
-from qkv.errors import QkvError, UsageError
+from qkv.errors import QkvError, UsageError, count_nouns
 from qkv.files import report_write_errors
 
 if TYPE_CHECKING:
@@ -25,7 +25,15 @@ NAMED_FIELD_SUFFIXES = {".jsonl", ".json", ".parquet"}
 """Formats in which every record names its fields. For other formats, `qkv init` prints how it reads the first line."""
 
 
-def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int = 1, json: Json = False) -> None:
+def train(
+    recipe: str,
+    /,
+    *overrides: str,
+    minutes: float = 0.0,
+    dry_run: bool = False,
+    processes: int = 1,
+    json: Json = False,
+) -> None:
     """Train a model from a recipe, or resume a run.
 
     The trained model is in the folder of the run. To resume an interrupted run, repeat the command, or name the folder
@@ -34,6 +42,7 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
     Examples:
         qkv train dates
         qkv train my.toml run=runs/a train.minutes=10 train.lr=1e-3
+        qkv train my.toml --minutes 3
         qkv train my.toml --dry-run
         qkv train runs/a
 
@@ -43,12 +52,18 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
         A recipe file, the name of a built-in recipe, or the folder of a run.
     overrides
         Changes to the recipe: key=value, for example train.steps=200 or model.width=128.
+    minutes
+        Training time: the same as train.minutes=…. Default: as in the recipe.
     dry_run
         Show the full recipe, the model, its memory and the first examples, without training.
     processes
         Number of processes to start on this machine, usually one per GPU.
     """
     check_minimum("processes", processes, 1)
+    if not (math.isfinite(minutes) and minutes >= 0):
+        raise UsageError(f"--minutes must be >= 0, got {minutes:g}")
+    if minutes:
+        overrides = (*overrides, f"train.minutes={minutes:g}")
     if dry_run:
         return _dry_run(recipe, overrides, json)
     if processes > 1:
@@ -62,7 +77,7 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
         from qkv.render.learning_curves import draw_curves
         from qkv.render.progress import stages_bar
         from qkv.render.training_display import make_watcher
-        from qkv.tasks.train import open_recipe
+        from qkv.tasks.train import format_interval, open_recipe
         from qkv.tasks.train import train as train_recipe
 
     opened = open_recipe(recipe, overrides)
@@ -78,7 +93,10 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
     except QkvError as error:  # the run is complete even without the picture
         curves = f"The learning curves could not be drawn: {error}"
     report = report_lines(end.folder)
-    summary = [f"{end.step:,} steps", *(f"{name} {value:.4g}" for name, value in end.metrics.items())]
+    scores = [f"{name} {value:.4g}{format_interval(end, name)}" for name, value in end.metrics.items()]
+    summary = [count_nouns(end.step, "step"), *scores]
+    if end.final is not None:
+        summary.append(f"{count_nouns(end.final.num_examples, 'example')}, 95 % intervals in brackets")
     lines = [
         f"{end.folder}: {', '.join(summary)}" + (f" ({end.subset})" if end.subset else ""),
         *report,
@@ -87,7 +105,8 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
         f"Is it good, and what next? The whole report: qkv report {shlex.quote(end.folder)}",
     ]
     values = {"run": end.folder, "step": end.step, "seconds": end.seconds, "reason": end.reason, "metrics": end.metrics}
-    print_result(json, "\n".join(lines), {**values, "subset": end.subset, "report": report})
+    final = None if end.final is None else asdict(end.final)
+    print_result(json, "\n".join(lines), {**values, "subset": end.subset, "final": final, "report": report})
     return None
 
 
@@ -169,6 +188,7 @@ def init(
     format: str = "",
     columns: StringList = None,
     records_key: str = "",
+    encoding: str = "",
     from_: Annotated[str, Parameter(name="--from")] = "",
     shape: Literal["modern", "exportable"] = "modern",
     minutes: float = 0.0,
@@ -182,7 +202,7 @@ def init(
     Examples:
         qkv init translate source=train.en target=train.de
         qkv init classify reviews.csv --out reviews.toml
-        qkv init embed pairs.tsv --columns first=0 --columns second=1 --columns score=2 --test test.tsv
+        qkv init embed pairs.tsv --columns first=0 second=1 score=2 --test test.tsv
         qkv init classify reviews.csv --from sentence-transformers/all-MiniLM-L6-v2 --minutes 5
 
     Parameters
@@ -198,9 +218,11 @@ def init(
     format
         Format of the files. Default: detected from the extension and the first lines.
     columns
-        field=column. Repeat the option for each column to read. Default: columns with common names.
+        field=column for each column to read; text="title + body" joins two. Default: by names, then by values.
     records_key
         Path of the list of records in a JSON document, such as data.train.
+    encoding
+        Encoding of text files, such as latin-1. Default: recognised.
     from_
         Model folder or hub id to fine-tune. Default: train a new model.
     shape
@@ -216,22 +238,35 @@ def init(
         raise UsageError(
             f"--shape {shape} is for new models, but --from {from_} already has an architecture; leave one of them out"
         )
+    from qkv.tasks.prepare.guess_columns import AmbiguousColumns
     from qkv.tasks.starters.recipe import starter_recipe
     from qkv.train.recipe.schema import DataSection
 
     path = out or Path(f"{task}.toml")
-    chosen = parse_fields(columns or [], "--columns", required=True)
-    text = starter_recipe(
-        task,
-        parse_files(files),
-        run=f"runs/{path.stem}",
-        valid=parse_files(valid or ()),
-        test=parse_files(test or ()),
-        reading=DataSection(format=format, columns=chosen, records_key=records_key),
-        base_model=from_,
-        shape=shape,
-        minutes=minutes,
-    )
+    files, given_columns = take_columns(files, columns)
+    notes: list[str] = []
+
+    def write(chosen: dict[str, str]) -> str:
+        return starter_recipe(
+            task,
+            parse_files(files),
+            run=f"runs/{path.stem}",
+            valid=parse_files(valid or ()),
+            test=parse_files(test or ()),
+            reading=DataSection(format=format, columns=chosen, records_key=records_key, encoding=encoding),
+            base_model=from_,
+            shape=shape,
+            minutes=minutes,
+            notes=notes,
+        )
+
+    try:
+        text = write(given_columns)
+    except AmbiguousColumns as error:
+        if json or not sys.stdin.isatty():
+            raise
+        print(error, file=sys.stderr)
+        text = write(error.readings[ask_number(len(error.readings)) - 1])
     if path.exists():
         raise QkvError(f"{path}: this file already exists, and qkv does not overwrite it; choose another with --out")
     with report_write_errors(path, "choose another file with --out"):
@@ -244,9 +279,20 @@ def init(
             is_data = all(column.isdigit() for column in written.values())
             listed += f"; the first line is read as {'data' if is_data else 'column names'}"
         detail = f" (columns: {listed})"
+    said = "".join(f"; {note}" for note in notes)
     print_result(
-        json, f"wrote {path}{detail}; next: qkv train {path} --dry-run", {"recipe": str(path), "columns": written}
+        json,
+        f"wrote {path}{detail}{said}; next: qkv train {path} --dry-run",
+        {"recipe": str(path), "columns": written, "notes": notes},
     )
+
+
+def ask_number(highest: int) -> int:
+    """Ask the user for a number from 1 to `highest` until one is given."""
+    while True:
+        answer = input(f"Which one (1 to {highest})? ").strip()
+        if answer.isdecimal() and 1 <= int(answer) <= highest:
+            return int(answer)
 
 
 def verify_resume(recipe: str, /, *overrides: str, steps: int = 12, json: Json = False) -> None:

@@ -209,7 +209,8 @@ class Problems:
         if self.num_invalid <= self.max_invalid_fraction * self.num_seen:
             return
         is_utf8 = "invalid UTF-8" not in self.categories
-        encoding = "" if is_utf8 else " If the files are not UTF-8, name their encoding with `encoding`."
+        hint = " If the files are not UTF-8, name their encoding: --encoding latin-1, or data.encoding in a recipe."
+        encoding = "" if is_utf8 else hint
         raise TooManyProblems(
             f"too much of the data is unusable: {self.summary()}\n"
             f"Correct the lines listed above, or raise max_invalid_fraction.{encoding}"

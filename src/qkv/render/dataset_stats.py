@@ -5,6 +5,7 @@ from rich.console import Console
 from rich.text import Text
 
 from qkv.data.dataset_stats import DatasetStats, ExamplePreview, FieldStats, LengthStats, PaddingEstimate
+from qkv.errors import count_nouns
 from qkv.render.console import escape_controls
 from qkv.render.formatting import format_count, plain_table
 
@@ -42,7 +43,7 @@ def _print_files(stats: DatasetStats, console: Console) -> None:
         table.add_row(f"… and {len(stats.files) - 20:,} more", "", "", "")
     console.print(table)
     rest = "" if stats.complete else " (only the first ones were read)"
-    console.print(Text.assemble("\n", (f"{stats.examples:,} examples", "bold"), rest))
+    console.print(Text.assemble("\n", (count_nouns(stats.examples, "example"), "bold"), rest))
 
 
 def _print_fields(stats: DatasetStats, console: Console) -> None:

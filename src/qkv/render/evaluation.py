@@ -7,6 +7,7 @@ from string import ascii_uppercase
 from rich.console import Console
 from rich.text import Text
 
+from qkv.errors import count_nouns
 from qkv.render.console import escape_controls
 from qkv.render.formatting import plain_table
 from qkv.tasks.baselines import BASELINE_NAME
@@ -33,7 +34,7 @@ def print_evaluation(
 
     The advice is printed if the baseline is better; without advice, nothing is said, because the comparison is unfair.
     """
-    console.print(Text.assemble((escape_controls(model), "bold"), f"   {result.num_records:,} records"))
+    console.print(Text.assemble((escape_controls(model), "bold"), f"   {count_nouns(result.num_records, 'record')}"))
     headings = [INTERVAL_HEADING] if result.intervals else []
     table = plain_table("", "model", *headings, BASELINE_NAME) if baseline else plain_table("", " ", *headings)
     for name, value in result.metrics.items():
@@ -102,7 +103,9 @@ def print_comparison(
     for letter, model, result in zip(letters, models, results, strict=True):
         console.print(
             Text.assemble(
-                (f"{letter}  ", "dim"), (escape_controls(model), "bold"), f"   {result.num_records:,} records"
+                (f"{letter}  ", "dim"),
+                (escape_controls(model), "bold"),
+                f"   {count_nouns(result.num_records, 'record')}",
             )
         )
     table = plain_table("", "", " ", INTERVAL_HEADING, "p-value")

@@ -5,6 +5,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from qkv.errors import count_nouns
 from qkv.models import Config
 from qkv.models.tables.summary import ModelSummary
 from qkv.render.formatting import format_count, plain_table
@@ -14,13 +15,15 @@ FAMILY_NAMES = {"encoder": "encoder-only", "decoder": "decoder-only", "seq2seq":
 
 def print_info(name: str, config: Config, summary: ModelSummary, console: Console) -> None:
     """Print the table of `qkv info`."""
-    depth = " + ".join(str(n) for n in summary.layers.values())
+    numbers = list(summary.layers.values())
+    depth = " + ".join(map(str, numbers)) + (" layer" if numbers == [1] else " layers")
     head = "" if config.head.kind == "none" else f", {config.head.kind} head"
     console.print(Text.assemble((name, "bold"), f"   {FAMILY_NAMES[summary.family]}{head}"))
     stack = config.stack
     if stack.is_recurrent:
         layers = " + ".join(f"{stack.layers} {stack.block.upper()}" for stack in config.stacks.values())
-        console.print(f"{layers} layers · width {stack.width:,} · vocabulary {stack.vocab_size:,}", highlight=False)
+        layers += " layer" if numbers == [1] else " layers"
+        console.print(f"{layers} · width {stack.width:,} · vocabulary {stack.vocab_size:,}", highlight=False)
         if config.family == "seq2seq":
             console.print(f"attention: {stack.recurrent_attention}", highlight=False)
     else:
@@ -50,7 +53,7 @@ def _print_shape(config: Config, depth: str, console: Console) -> None:
     stack = config.stack
     grouped = f" ({stack.kv_heads} key/value)" if stack.kv_heads != stack.heads else ""
     console.print(
-        f"{depth} layers · {stack.heads} heads of {stack.head_dim}{grouped} · width {stack.width:,} · "
+        f"{depth} · {count_nouns(stack.heads, 'head')} of {stack.head_dim}{grouped} · width {stack.width:,} · "
         f"vocabulary {stack.vocab_size:,}",
         highlight=False,
     )

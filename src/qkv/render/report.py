@@ -8,12 +8,13 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from qkv.errors import count_nouns
 from qkv.render.console import escape_controls
 from qkv.render.formatting import plain_table
 from qkv.tasks.metrics.labels import most_confused
 from qkv.tasks.metrics.notation import format_score, name_metric
 from qkv.tasks.report import RunReport
-from qkv.tasks.report.diagnostics import capitalise, count_nouns
+from qkv.tasks.report.diagnostics import capitalise
 from qkv.tasks.report.leakage import LeakageReport
 from qkv.tasks.report.rules_data import describe_gain
 from qkv.tasks.report.score import Measured, ScoredRecord, ScoreReport
@@ -213,7 +214,9 @@ def print_leakage(name: str, found: LeakageReport, console: Console) -> None:
     if found.conflicts:
         text, first, second = found.conflicts[0]
         shown = cut_text(escape_controls(f"{first} and {second}: {text}"), MAX_TEXT_CHARS)
-        console.print(Text(f"{len(found.conflicts):,} training texts have different labels, such as {shown}"))
+        verb = "has" if len(found.conflicts) == 1 else "have"
+        counted = count_nouns(len(found.conflicts), "training text")
+        console.print(Text(f"{counted} {verb} different labels, such as {shown}"))
 
 
 def summarise_report(report: RunReport) -> list[str]:

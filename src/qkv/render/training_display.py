@@ -28,6 +28,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
+from qkv.errors import count_nouns
 from qkv.render.console import NoColorConsole, escape_controls
 from qkv.render.formatting import (
     DownsampledCurve,
@@ -84,6 +85,7 @@ class RunState:
         self.best: EvalReport | None = None
         self.sample: Sample | None = None
         self.evaluating: float | None = None  # the fraction of the evaluation in progress that is done
+        self.num_evaluations = 0
         self.losses, self.metrics = DownsampledCurve(), DownsampledCurve()
 
     def main_metric(self, report: EvalReport) -> tuple[str, float] | None:
@@ -103,8 +105,9 @@ class RunState:
             self.best = report
         if (main := self.main_metric(report)) is not None:
             self.metrics.add(main[1])
-        if report.samples:
-            self.sample = report.samples[0]
+        if report.samples:  # another one each time
+            self.sample = report.samples[self.num_evaluations % len(report.samples)]
+        self.num_evaluations += 1
 
 
 class LiveDisplay(TerminalWatcher):
@@ -285,7 +288,7 @@ class LogDisplay(TerminalWatcher):
         size = f"{start.parameters:,} parameters"
         if start.trainable != start.parameters:
             size += f", {start.trainable:,} trainable"
-        budget = [f"{start.steps:,} steps"] if start.steps else []
+        budget = [count_nouns(start.steps, "step")] if start.steps else []
         budget += [f"{start.minutes:g} minutes"] if start.minutes else []
         self._write_line(", ".join([f"{start.run or 'a run'}: {size}", start.device, *budget]))
         for note in start.notes:
@@ -323,8 +326,8 @@ class LogDisplay(TerminalWatcher):
         names = [main[0], *(name for name in report.metrics if name != main[0])] if main else []
         values = "  ".join(f"{name} {format_number(report.metrics[name])}" for name in names)
         self._write_line(f"step {report.step:,}  validation: {values}" + ("  (best so far)" if report.is_best else ""))
-        for sample in report.samples[:1]:
-            self._write_sample(sample)
+        if report.samples and self.state.sample is not None:
+            self._write_sample(self.state.sample)
 
     def on_sample(self, step: int, sample: Sample) -> None:
         if self.last_sample_seconds == self.last_step_seconds:
@@ -362,8 +365,14 @@ def correctness_mark(sample: Sample) -> str:
 
 def describe_end(end: RunEnd) -> str:
     """One line on how a run ended."""
-    parts = [f"{end.step:,} steps in {format_duration(end.seconds)} ({END_REASONS.get(end.reason, end.reason)})"]
-    parts += [f"{name} {format_number(value)}" for name, value in end.metrics.items()]
+    parts = [
+        f"{count_nouns(end.step, 'step')} in {format_duration(end.seconds)} ({END_REASONS.get(end.reason, end.reason)})"
+    ]
+    intervals = end.final.intervals if end.final is not None else {}
+    for name, value in end.metrics.items():
+        ends = [format_number(one) for one in intervals.get(name, ())]
+        parts.append(f"{name} {format_number(value)}" + (f" [{', '.join(ends)}]" if ends else ""))
+    parts += [count_nouns(end.final.num_examples, "example")] if end.final is not None else []
     parts += [f"({end.subset})"] if end.subset else []
     return "   ".join([*parts, escape_controls(end.folder)] if end.folder else parts)
 

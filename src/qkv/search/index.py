@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from qkv.arguments import describe_value
-from qkv.errors import QkvError, UsageError, suggest_name
+from qkv.errors import QkvError, UsageError, count_nouns, suggest_name
 from qkv.files import to_path
 from qkv.progress import OnStage
 from qkv.search import approximate
@@ -118,7 +118,9 @@ class Index:
         return len(self._lines)
 
     def __repr__(self) -> str:
-        return f"<qkv index of {self.source}: {len(self.files):,} files, {len(self):,} passages>"
+        return (
+            f"<qkv index of {self.source}: {count_nouns(len(self.files), 'file')}, {count_nouns(len(self), 'passage')}>"
+        )
 
     @overload
     def search(self, query: str, *, top: int = 10, method: Method = "fused") -> SearchResult: ...

@@ -127,9 +127,15 @@ def _open_folder(name: str | Path, shapes_only: bool) -> _OpenedModel:
     config_path = folder / "config.json"
     if not config_path.exists() and not (folder / "modules.json").exists():
         if (folder / RECIPE_FILE).exists():
-            hint = ", or give one of its checkpoints: checkpoints/step-…" if (folder / "checkpoints").is_dir() else ""
+            if any((folder / "checkpoints").glob("step-*")):
+                raise QkvError(
+                    f"{folder}: this run is not finished, so it has no model yet; finish it with qkv train {folder}, "
+                    "or give one of its checkpoints: checkpoints/step-…"
+                )
             raise QkvError(
-                f"{folder}: this run is not finished, so it has no model yet; finish it with qkv train {folder}{hint}"
+                f"{folder}: this run has no checkpoint yet. If it is training, wait for the first one, which is saved "
+                "after a tenth of the budget, or as train.save_every says. If it has stopped, start it again with "
+                f"qkv train {folder}"
             )
         raise QkvError(f"{folder}: no config.json, so this is not a model folder; give a qkv or Hugging Face folder")
     is_huggingface = (folder / "modules.json").exists() or "model_type" in read_json_object(config_path)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qkv.data.records import Record
-from qkv.errors import UsageError, suggest_name
+from qkv.errors import UsageError, count_nouns, suggest_name
 from qkv.progress import OnProgress
 from qkv.tasks.metrics import ClassReport, Difference, Interval, compare_metrics
 from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES, check_same_data
@@ -55,14 +55,15 @@ class Evaluation(Scored):
         return compare_metrics(self.metrics, other.metrics, resamples)
 
     def __repr__(self) -> str:
-        return f"<Evaluation: {self.main_metric} {self.metrics[self.main_metric]:.4g}, {self.num_records:,} records>"
+        records = count_nouns(self.num_records, "record")
+        return f"<Evaluation: {self.main_metric} {self.metrics[self.main_metric]:.4g}, {records}>"
 
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = []
         for name, value in self.metrics.items():
             ends = [f"{end:.4g}" for end in self.intervals.get(name, ())]
             rows.append((name, f"{value:.4g}", f"[{', '.join(ends)}]" if ends else ""))
-        return "\n".join([f"{self.num_records:,} records", *format_rows(rows), *self.notes])
+        return "\n".join([count_nouns(self.num_records, "record"), *format_rows(rows), *self.notes])
 
 
 def select_usable(records: Sequence[Record], notes: list[str], **needed: type | tuple[type, ...]) -> list[Record]:

@@ -5,6 +5,7 @@ init`. The score of a run on its own training or validation files is not a test 
 """
 
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,8 +19,17 @@ from qkv.data.cache.file_hashes import FileHashes
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.errors import QkvError, UsageError, shorten, suggest_name
 from qkv.progress import OnProgress
-from qkv.tasks.prepare.columns import UnrecognisedColumns, check_columns, guess_columns
-from qkv.tasks.prepare.sources import TABS_HINT, BuiltinSource, DataSource, cache_root, open_source, open_sources
+from qkv.tasks.prepare.columns import UnrecognisedColumns, check_columns
+from qkv.tasks.prepare.guess_columns import describe_readings, find_readings
+from qkv.tasks.prepare.sources import (
+    TABS_HINT,
+    BuiltinSource,
+    DataSource,
+    cache_root,
+    open_source,
+    open_sources,
+    sample_records,
+)
 from qkv.tasks.task import Task
 from qkv.train.recipe.schema import DataSection, Files, ObjectiveSection, Recipe
 
@@ -45,6 +55,7 @@ def load_records(
     columns: Mapping[str, str] | None = None,
     format: str = "",
     records_key: str = "",
+    encoding: str = "",
     split: str = "",
     max_records: int = 0,
     guess: bool = True,
@@ -54,7 +65,9 @@ def load_records(
 ) -> list[Record]:
     """Load records from a file, several files, line-aligned files (field → file), or a split of a built-in dataset.
 
-    `columns` maps fields to columns; `records_key` is for JSON documents. At most `max_records` are loaded (0: all).
+    `columns` maps fields to columns; `records_key` is for JSON documents. The `encoding` is
+    recognised by default. At most `max_records` are loaded (0: all): a
+    random sample of them, always the same one, because files are often sorted.
     With `guess`, the columns of a table without a header line are guessed, and `notes` gets a note on the guess.
     `problems` counts invalid records.
     """
@@ -69,14 +82,16 @@ def load_records(
     if split and split not in (known := find_dataset(files).splits):
         raise UsageError(f"split = {split!r} is not a split; {suggest_name(split, known)}")
     check_columns(task.objective, columns or {}, "columns", f"a model that {task.description}")
-    section = DataSection(format=format, columns=dict(columns or {}), records_key=records_key)
+    section = DataSection(format=format, columns=dict(columns or {}), records_key=records_key, encoding=encoding)
     source = _open_source(task, files, section, split or "test", guess, [] if notes is None else notes)
     if max_records and isinstance(source, BuiltinSource):
         length = source.dataset.length(source.split)
         if length != source.num_examples:
             source = replace(source, num_examples=max_records if length is None else min(max_records, length))
     records = source.records(problems or Problems(max_invalid_fraction=1), progress)
-    return list(islice(records, max_records) if max_records else records)
+    if not max_records or isinstance(source, BuiltinSource):
+        return list(islice(records, max_records or None))
+    return sample_records(records, max_records, sys.maxsize)
 
 
 def _open_source(task: Task, files: Any, section: DataSection, split: str, guess: bool, notes: list[str]) -> DataSource:
@@ -95,9 +110,13 @@ def _open_source(task: Task, files: Any, section: DataSection, split: str, guess
             ) from None
         names = list(error.names)
         try:
-            guessed = guess_columns(task.objective, names, error.records)
+            readings = find_readings(task.objective, names, error.records)
         except UsageError:  # too few columns
             raise UsageError(f"{error.problem}. Add the missing columns") from None
+        if len(readings) > 1:
+            shown = "\n".join(describe_readings(readings, error.records))
+            raise UsageError(f"{error.problem}. There are several ways to read them; choose one:\n{shown}") from None
+        guessed = readings[0]
         numbers = {name: str(names.index(column)) for name, column in guessed.items()}
         has_numbers = names == [str(number) for number in range(len(names))]  # there is no header line
         # Any of several columns could be the text of a language model.
@@ -133,7 +152,7 @@ def held_out_records(
     """The records that a run with this recipe holds out of its training files for validation (0: all of them)."""
     problems = problems or Problems(max_invalid_fraction=1)
     records = chain.from_iterable(source.records(problems, progress) for source in open_sources(recipe).valid)
-    return list(islice(records, max_records or None))
+    return sample_records(records, max_records, sys.maxsize) if max_records else list(records)
 
 
 def describe_use_in_training(

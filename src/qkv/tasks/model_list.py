@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from qkv.errors import QkvError
+from qkv.errors import QkvError, count_nouns
 from qkv.store.hub import bundled_folders
 from qkv.store.model_card import read_card
 from qkv.train.run.folder import RunFolder
@@ -67,10 +67,16 @@ def format_scores(evaluation: dict[str, Any]) -> str:
     'bleu 41.26, loss 2.000'
     >>> format_scores({"kind": "eval", "loss": 2.0, "subset": "the loss uses about 9.0% of the validation data"})
     'loss 2.000; the loss uses about 9.0% of the validation data'
+    >>> format_scores({"accuracy": 0.9, "final": {"num_examples": 500, "intervals": {"accuracy": [0.871, 0.924]}}})
+    'accuracy 0.9 [0.871, 0.924] of 500 examples'
     """
     metrics = {k: v for k, v in evaluation.items() if k not in ("kind", "step", "seconds") and isinstance(v, float)}
     main = next((name for name in ("bleu", *metrics) if name in metrics and name != LOSS), None)
-    parts = [] if main is None else [f"{main} {metrics[main]:.4g}"]
+    final = evaluation.get("final") or {}
+    interval = final.get("intervals", {}).get(main)
+    bounds = f" [{interval[0]:.4g}, {interval[1]:.4g}]" if interval else ""
+    examples = f" of {count_nouns(final['num_examples'], 'example')}" if "num_examples" in final else ""
+    parts = [] if main is None else [f"{main} {metrics[main]:.4g}{bounds}{examples}"]
     scores = ", ".join(parts + ([f"loss {metrics[LOSS]:.3f}"] if LOSS in metrics else []))
     return "; ".join(filter(None, (scores, evaluation.get("subset", ""))))
 

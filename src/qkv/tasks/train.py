@@ -17,7 +17,7 @@ import torch
 
 from qkv import store
 from qkv.data.records import Record
-from qkv.errors import QkvError, UsageError
+from qkv.errors import QkvError, UsageError, count_nouns
 from qkv.files import to_path
 from qkv.models import Config, Network, build
 from qkv.models.runtime import free_memory
@@ -256,13 +256,18 @@ class ValidationMetrics:
         self.examples = split_long_texts(prepared.valid_records, self.task)
         self.shuffled = Random(prepared.recipe.train.seed).sample(self.examples, len(self.examples))
         self.num_examples = len(self.examples)
+        self.max_examples = len(self.examples) + len(prepared.more_valid_records)
         self.next_record = 0
 
-    def __call__(self, network: Network, num_examples: int = 0, progress: OnProgress | None = None) -> Evaluation:
+    def __call__(
+        self, network: Network, num_examples: int = 0, progress: OnProgress | None = None, resamples: int = 0
+    ) -> Evaluation:
         train = self.prepared.recipe.train
         metrics = () if train.metric in ("", "loss") else (train.metric,)
         records = self.shuffled[:num_examples] if num_examples else self.prepared.valid_records
-        return self._evaluate(network, records, beam=train.eval_beam, metrics=metrics, progress=progress)
+        records = [*records, *self.prepared.more_valid_records[: max(0, num_examples - self.num_examples)]]
+        options = {"beam": train.eval_beam, "metrics": metrics, "progress": progress, "resamples": resamples}
+        return self._evaluate(network, records, **options)
 
     def sample(self, network: Network) -> Sample | None:
         """A prediction for one validation example; each call uses the next example."""
@@ -294,17 +299,25 @@ def split_long_texts(records: Sequence[Record], task: Task) -> list[Record]:
     return examples
 
 
+def format_interval(end: RunEnd, metric: str) -> str:
+    """The 95 % confidence interval of a metric at the end of a run, in brackets; "" if there is none."""
+    interval = end.final.intervals.get(metric) if end.final is not None else None
+    return "" if interval is None else f" [{interval[0]:.4g}, {interval[1]:.4g}]"
+
+
 def write_model(folder: RunFolder, prepared: PreparedRun, model: TextModel, end: RunEnd, calibration: str = "") -> None:
     """Make a run's folder a model folder: weights, tokenizer, and a model card with fields that describe the run."""
     recipe, metrics, mix = prepared.recipe, end.metrics, prepared.recipe.data.mix
+    steps = count_nouns(end.step, "step")
     card_fields = {
         "data": format_files(recipe.data.train)
         or ", ".join(f"{name}: {format_files(one['train'])}" for name, one in mix.items()),
-        "recipe": f"{recipe.objective.kind}, {end.step:,} steps in {end.seconds / 60:.1f} minutes; see recipe.toml",
+        "recipe": f"{recipe.objective.kind}, {steps} in {end.seconds / 60:.1f} minutes; see recipe.toml",
     }
     if metrics:
-        scores = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        card_fields["scores"] = f"{scores} on validation data" + (f"; {end.subset}" if end.subset else "")
+        scores = ", ".join(f"{name} {value:.4f}{format_interval(end, name)}" for name, value in metrics.items())
+        examples = f" ({count_nouns(end.final.num_examples, 'example')})" if end.final is not None else ""
+        card_fields["scores"] = f"{scores} on validation data{examples}" + (f"; {end.subset}" if end.subset else "")
     if calibration:
         card_fields["calibration"] = calibration
     store.write_model(folder.path, model.config, model.network, model.tokenizer, card_fields=card_fields)

@@ -1,6 +1,7 @@
 """The watchers of a run: the log of its metrics, and a group that passes events to several watchers."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from qkv.errors import shorten
@@ -60,7 +61,8 @@ class MetricsLog(Watcher):
     def on_evaluate(self, report: EvalReport) -> None:
         """Log the metrics, and some of the samples."""
         subset = {"subset": report.subset} if report.subset else {}
-        values = {"step": report.step, "seconds": report.seconds, **report.metrics, **subset}
+        final = {"final": asdict(report.final)} if report.final is not None else {}
+        values = {"step": report.step, "seconds": report.seconds, **report.metrics, **subset, **final}
         self.folder.append_log({"kind": "eval", **values})
         for sample in report.samples[:MAX_LOGGED_SAMPLES]:
             texts = {"source": sample.model_input or sample.source, "prediction": sample.prediction}

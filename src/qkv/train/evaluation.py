@@ -4,13 +4,14 @@ The first evaluation of a run decides by the clock how much validation data the 
 done (`EvalPlan`), so that they take at most `train.max_eval_fraction` of the time. A small part is timed first. If all
 of the data fits, all of it is used. Otherwise every evaluation uses the same sample: the first batches of the shuffled
 validation data for the loss, and the first of the shuffled examples for the metrics. Checkpoints store the plan,
-because only values from the same sample can be compared.
+because only values from the same sample can be compared. The last evaluation of a run, whose scores are its result,
+uses as many examples as take ten seconds or `train.max_eval_fraction` of the time, and has confidence intervals.
 """
 
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
@@ -33,7 +34,7 @@ from qkv.train.parallel.world import World
 from qkv.train.progress import DEFAULT_EVALUATIONS, EvalPlan, Progress, is_better
 from qkv.train.run.signals import StopRequested, StopSignals
 from qkv.train.step import Stepper
-from qkv.train.watch import EvalReport, Sample
+from qkv.train.watch import EvalReport, FinalScore, Sample
 
 PIECE_TOKENS = 4096
 """On a CPU, sampled batches are evaluated in pieces of about this number of tokens."""
@@ -41,6 +42,10 @@ TIMED_EXAMPLES, MIN_EXAMPLES, SAMPLE_GROWTH = 8, 32, 4
 """The number of examples that are timed first, the smallest sample, and the ratio of two sample sizes."""
 MIN_EXAMPLES_TO_SELECT = 100
 """With a smaller sample, the task's metric is too noisy to select the best weights, and the loss does."""
+LAST_SECONDS = 10.0
+"""The last evaluation may always take this long, because its scores are those of the run."""
+RESAMPLES = 1000
+MIN_GROWTH = 1.2  # a sample that is hardly larger is not worth its time
 MIN_SECONDS, MIN_SECONDS_WITHOUT_CLOCK = 1.0, 10.0
 """An evaluation may always take this long. A budget in steps or epochs has no clock, so its limit is higher: a short
 run then evaluates all data, and its result does not depend on the speed of the machine."""
@@ -61,14 +66,29 @@ class MetricsAndSamples(Protocol):
     def main_metric(self) -> str:
         """The name of the main metric."""
 
+    @property
+    def num_records(self) -> int:
+        """The number of examples that were evaluated."""
+
+    @property
+    def intervals(self) -> Mapping[str, tuple[float, float]]:
+        """The 95 % confidence intervals of metrics, if they were asked for."""
+
 
 class TaskMetrics(Protocol):
     """Evaluates a network on a task."""
 
     num_examples: int  # the number of examples to sample from
+    max_examples: int  # the number of examples that the last evaluation can use
 
-    def __call__(self, network: Network, num_examples: int, progress: OnProgress | None) -> MetricsAndSamples:
-        """Evaluate the network on all examples, or on a fixed random sample of `num_examples` if this is not 0."""
+    def __call__(
+        self, network: Network, num_examples: int, progress: OnProgress | None, resamples: int = 0
+    ) -> MetricsAndSamples:
+        """Evaluate the network on all examples, or on a fixed random sample of `num_examples` if this is not 0.
+
+        More than `self.num_examples` are those of the last evaluation. With `resamples`, compute confidence intervals
+        by that many samples of the bootstrap.
+        """
 
 
 class Evaluator:
@@ -95,8 +115,11 @@ class Evaluator:
         self.signals, self.on_progress = signals or StopSignals(), on_progress
         self.seconds = 0.0  # the duration of the last evaluation
 
-    def __call__(self, progress: Progress, ema: Ema | None = None) -> EvalReport:
-        """Evaluate the network, with the averages of `ema` if given. Record in `progress` if it is the best."""
+    def __call__(self, progress: Progress, ema: Ema | None = None, *, is_last: bool = False) -> EvalReport:
+        """Evaluate the network, with the averages of `ema` if given. Record in `progress` if it is the best.
+
+        The last evaluation of a run may use more examples than the others.
+        """
         section, is_planned = self.stepper.section, progress.eval_plan is not None
         if section.max_eval_fraction >= 1:
             # A run that is resumed without the limit uses more data, so its values cannot be compared with older ones.
@@ -105,7 +128,7 @@ class Evaluator:
             progress.eval_plan, is_planned = EvalPlan(), True
         try:
             with self.signals.no_deadline():
-                metrics, metric, samples, plan = self._evaluate(progress, ema)
+                metrics, metric, samples, plan, final = self._evaluate(progress, ema, is_last)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -113,27 +136,32 @@ class Evaluator:
                 section, error, "an evaluation", single_process=self.stepper.world.size == 1
             ) from error
         notes = () if is_planned else self._plan_notes(plan)
+        is_comparable = not is_last or not is_planned or plan == progress.eval_plan  # else they have other samples
         progress.eval_plan = plan
         if metric != progress.metric:  # the user changed the metric, so the best value so far is unknown
             progress.metric, progress.best_value, progress.best_loss = metric, None, None
         value, loss = metrics.get(metric), metrics.get("loss")
         best = value is not None and is_better(metric, value, progress.best_value, loss, progress.best_loss)
+        best &= is_comparable
         if best:
             progress.best_value, progress.best_loss = value, loss
             progress.best_step, progress.evals_since_best = progress.step, 0
         else:
             progress.evals_since_best += 1
-        subset = self._describe_subset(plan)
-        return EvalReport(progress.step, progress.seconds, metrics, best, samples, notes, metric, subset)
+        subset = self._describe_subset(plan, is_last)
+        return EvalReport(progress.step, progress.seconds, metrics, best, samples, notes, metric, subset, final)
 
     def _evaluate(
-        self, progress: Progress, ema: Ema | None
-    ) -> tuple[dict[str, float], str, Sequence[Sample], EvalPlan]:
-        """Return the metrics, the name of the metric that selects the best weights, some predictions, and the plan."""
+        self, progress: Progress, ema: Ema | None, is_last: bool
+    ) -> tuple[dict[str, float], str, Sequence[Sample], EvalPlan, FinalScore | None]:
+        """Return the metrics, the name of the metric that selects the best weights, some predictions, and the plan.
+
+        For the last evaluation, also return what the metrics rest on.
+        """
         world, section, plan = self.stepper.world, self.stepper.section, progress.eval_plan
         metrics: dict[str, float] = {}
         samples: Sequence[Sample] = ()
-        metric, stopped, of_tokens = section.metric, False, False
+        metric, stopped, of_tokens, basis = section.metric, False, False, None
         seconds, pieces, examples = 0.0, 0, 0
         tenth = section.max_eval_fraction * progress.seconds
         minimum = MIN_SECONDS if section.minutes else MIN_SECONDS_WITHOUT_CLOCK
@@ -157,14 +185,18 @@ class Evaluator:
                             task = TimedMetrics(self, self.task_metrics, network, progress.step)
                             if plan is None:
                                 examples = task.plan(max(limit - seconds, limit / 2))
-                            evaluation = task.evaluate(examples)
+                            if is_last:
+                                limit = math.inf if section.max_eval_fraction >= 1 else max(tenth, LAST_SECONDS)
+                                examples = task.enlarge(examples, limit - seconds)
+                            evaluation = task.evaluate(examples, RESAMPLES if is_last else 0)
                             seconds += task.seconds
+                        basis = [evaluation.num_records, dict(evaluation.intervals)] if is_last else None
                         metrics = join_metrics(evaluation.metrics, metrics.get("loss"), of_tokens=of_tokens)
                         samples, metric = evaluation.samples, metric or evaluation.main_metric
                     except StopRequested:
                         stopped = True
-        metrics, metric, stopped, seconds, examples = broadcast_json(
-            world, [metrics, metric, stopped, seconds, examples]
+        metrics, metric, stopped, seconds, examples, basis = broadcast_json(
+            world, [metrics, metric, stopped, seconds, examples, basis]
         )
         if stopped:
             raise StopRequested(self.signals.requested or 15)
@@ -174,9 +206,14 @@ class Evaluator:
             if not section.eval_every:
                 allowed = max(tenth, 0.0 if section.minutes else MIN_SECONDS_WITHOUT_CLOCK, 1e-3)
                 plan = replace(plan, stride=min(max(1, math.ceil(seconds / allowed - 0.1)), DEFAULT_EVALUATIONS))
+        else:
+            plan = replace(plan, metric_examples=examples)
         if metric not in metrics or self._loss_selects(plan):
             metric = "loss"
-        return metrics, metric, samples, plan
+        final = None
+        if basis is not None:
+            final = FinalScore(basis[0], {name: (low, high) for name, (low, high) in basis[1].items()})
+        return metrics, metric, samples, plan, final
 
     def _loss_selects(self, plan: EvalPlan) -> bool:
         """Return whether the loss selects the best weights, because the sample for the task's metric is too small."""
@@ -189,15 +226,17 @@ class Evaluator:
         fraction = min(fraction, 1.0)
         self.on_progress(step, (part + fraction) / 2 if has_both else fraction)
 
-    def _describe_subset(self, plan: EvalPlan) -> str:
+    def _describe_subset(self, plan: EvalPlan, is_last: bool = False) -> str:
         """Return how much of the validation data the evaluations of this run use; "" if they use all of it."""
         parts = []
         if plan.loss_pieces and self.valid_data is not None:
             fraction = plan.loss_pieces / ValidationLoss(self, self.valid_data, 0).num_pieces()
             parts.append(f"the loss uses about {max(fraction, 0.001):.1%} of the validation data")
-        if plan.metric_examples and self.task_metrics is not None:
-            total = self.task_metrics.num_examples
-            parts.append(f"the task's metrics use {plan.metric_examples:,} of {total:,} examples")
+        usual = self.task_metrics.num_examples if self.task_metrics is not None else 0
+        used = plan.metric_examples or usual
+        total = self.task_metrics.max_examples if self.task_metrics is not None and is_last else usual
+        if used < total:
+            parts.append(f"the task's metrics use {used:,} of {total:,} examples")
         return " and ".join(parts)
 
     def _plan_notes(self, plan: EvalPlan) -> tuple[str, ...]:
@@ -334,7 +373,7 @@ class TimedMetrics:
     def __init__(self, evaluator: Evaluator, metrics: TaskMetrics, network: Network, step: int) -> None:
         self.evaluator, self.metrics, self.network, self.step = evaluator, metrics, network, step
         self.seconds = 0.0  # the duration of the last `evaluate`
-        self.last: tuple[int, MetricsAndSamples] | None = None  # its number of examples, and its result
+        self.last: tuple[tuple[int, int], MetricsAndSamples] | None = None  # its arguments, and its result
 
     def plan(self, limit: float) -> int:
         """Decide by the clock how many examples take `limit` seconds. Return 0 if all of them fit."""
@@ -353,12 +392,29 @@ class TimedMetrics:
                 return 0
             size = larger
 
-    def evaluate(self, num_examples: int) -> MetricsAndSamples:
+    def enlarge(self, planned: int, limit: float) -> int:
+        """Return how many examples take `limit` seconds: at least those that were planned, at most all there are.
+
+        As for the other evaluations, 0 is `num_examples`.
+        """
+        usual, most = self.metrics.num_examples, self.metrics.max_examples
+        count = planned or usual
+        if count >= most:
+            return planned
+        self.evaluate(planned, RESAMPLES)
+        left = limit - self.seconds
+        fitting = most if left >= self.seconds / count * most else int(left / max(self.seconds, 1e-9) * count)
+        return planned if fitting < MIN_GROWTH * count else fitting if fitting != usual else 0
+
+    def evaluate(self, num_examples: int, resamples: int = 0) -> MetricsAndSamples:
         """Evaluate the network on this number of examples; 0 is all of them."""
-        if self.last is None or self.last[0] != num_examples:
+        if self.last is None or self.last[0] != (num_examples, resamples):
             start, report = time.monotonic(), self.evaluator.report
-            found = self.metrics(self.network, num_examples, lambda n, total: report(self.step, 1, n / max(total, 1)))
-            self.last = num_examples, found
+            how = {"resamples": resamples} if resamples else {}
+            found = self.metrics(
+                self.network, num_examples, lambda n, total: report(self.step, 1, n / max(total, 1)), **how
+            )
+            self.last = (num_examples, resamples), found
             self.seconds = time.monotonic() - start
         return self.last[1]
 

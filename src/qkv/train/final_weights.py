@@ -20,9 +20,13 @@ def load_final_weights(
     ema: Ema | None,
     progress: Progress,
     world: World,
-) -> list[str]:
-    """Load the final weights into the network, as the recipe selects them. Return notes that describe the selection."""
+) -> tuple[list[str], int | None]:
+    """Load the final weights into the network, as the recipe selects them.
+
+    Return notes that describe the selection, and the step of the weights, or None for an average.
+    """
     source: Checkpoint | CheckpointAverage
+    step: int | None = None
     best, notes = None, []
     if section.final == "best":
         try:
@@ -35,16 +39,17 @@ def load_final_weights(
         notes += damaged
         description = f"the average of {len(steps)} checkpoints, steps {steps[0]:,} to {steps[-1]:,}"
     elif section.final == "best" and best is not None and best.step != progress.step:
-        source, description = best, f"those of step {best.step:,}, which has the best metric"
+        source, step = best, best.step
+        description = f"those of step {best.step:,}, which has the best metric"
     elif ema is not None:
         ema.copy_to_network()
-        return [*notes, "the final weights are the exponential moving average"]
+        return [*notes, "the final weights are the exponential moving average"], None
     else:
-        return notes
+        return notes, progress.step
     for name, parameter in network.named_parameters():
         has_average = ema is not None and parameter.requires_grad  # the metric was computed with the EMA, so load that
         load_slices(parameter, source, (EMA_PREFIX if has_average else WEIGHTS_PREFIX) + name, world)
-    return [*notes, f"the final weights are {description}"]
+    return [*notes, f"the final weights are {description}"], step
 
 
 def readable_checkpoints(checkpoints: CheckpointFolder, steps: Sequence[int]) -> tuple[list[Checkpoint], list[str]]:

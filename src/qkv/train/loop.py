@@ -163,16 +163,19 @@ def finish_run(job: Job, run: TrainingRun, reason: str, signals: StopSignals) ->
     """Load the final weights and evaluate them. Everything is saved, so a stop signal ends the evaluation."""
     section, watcher, progress = job.recipe.train, job.watcher, replace(run.progress)
     job.world.barrier()
-    for note in load_final_weights(section, job.folder.checkpoints, run.network, run.ema, progress, job.world):
+    notes, weights_step = load_final_weights(section, job.folder.checkpoints, run.network, run.ema, progress, job.world)
+    for note in notes:
         watcher.on_note(progress.step, note)
     try:
-        report = run.evaluator(progress)
+        report = run.evaluator(progress, is_last=True)
     except StopRequested:
         raise stop_run(job, run, signals) from None
     for note in report.notes:
         watcher.on_note(report.step, note)
+    if report.final is not None:
+        report = replace(report, final=replace(report.final, weights_step=weights_step))
     watcher.on_evaluate(report)
-    end = RunEnd(progress.step, progress.seconds, reason, report.metrics, job.recipe.run, report.subset)
+    end = RunEnd(progress.step, progress.seconds, reason, report.metrics, job.recipe.run, report.subset, report.final)
     watcher.on_end(end)
     return end
 

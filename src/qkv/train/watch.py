@@ -1,6 +1,6 @@
 """The reports of a run, and `Watcher`, which receives them: a display, a log file, a tracker."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -56,6 +56,16 @@ class EvalReport:
     notes: tuple[str, ...] = ()  # messages for the user, for example that only a sample of the data was used
     metric: str = ""  # the metric that selects the best weights
     subset: str = ""  # how much of the validation data the metrics use, in words; "" is all of it
+    final: "FinalScore | None" = None  # of the last evaluation of a run: what its metrics rest on
+
+
+@dataclass(frozen=True)
+class FinalScore:
+    """What the metrics at the end of a run rest on."""
+
+    num_examples: int  # that the task's metrics use
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # 95 % confidence intervals
+    weights_step: int | None = None  # the step of the final weights; None for an average
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,7 @@ class RunEnd:
     metrics: dict[str, float] = field(default_factory=dict)
     folder: str = ""
     subset: str = ""  # how much of the validation data the metrics use, in words; "" is all of it
+    final: FinalScore | None = None
 
 
 class Watcher:

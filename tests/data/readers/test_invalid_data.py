@@ -293,7 +293,7 @@ def test_a_row_with_too_few_columns(tmp_path):
     texts, problems = met(write(tmp_path, "a.csv", "a,b\n1,2\n3\n4,5,6\n7,8\n"))
     assert [f["a"] for f in texts] == ["1", "7"]
     assert counts(problems) == {"wrong number of columns": 2}
-    assert "1 columns, but the first row has 2" in str(problems.summary())
+    assert "1 columns, but most rows have 2" in str(problems.summary())
 
 
 def test_a_quote_that_is_never_closed_costs_its_own_row_only(tmp_path):

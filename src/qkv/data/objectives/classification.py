@@ -175,6 +175,7 @@ IMAGE_COLUMNS = (
 TEXT_COLUMNS = (
     *("sentence", "sentence1", "sentence_a", "premise", "first"),
     *("content", "review", "question", "text1", "a"),
+    *("utterance", "tweet", "comment", "message", "post", "query", "document", "article", "body", "description"),
 )
 
 SPEC = ObjectiveSpec(
@@ -187,7 +188,18 @@ SPEC = ObjectiveSpec(
         RecordField("second", ("sentence2", "sentence_b", "hypothesis", "question2", "text2", "b"), optional=True),
         RecordField(
             "label",
-            ("class", "labels", "category", "sentiment", "topic", "intent", "gold_label", "entailment_judgment"),
+            (
+                "class",
+                "labels",
+                "category",
+                "sentiment",
+                "topic",
+                "intent",
+                "gold_label",
+                "entailment_judgment",
+                "emotion",
+                "target",
+            ),
             "label",
             optional=True,
         ),

@@ -177,12 +177,18 @@ SPEC = ObjectiveSpec(
     fields=(
         RecordField(
             "source",
-            ("src", "input", "document", "article", "written", "words", "question", "prompt", "text"),
+            (
+                *("src", "input", "document", "article", "dialogue", "dialog", "transcript", "written", "words"),
+                *("question", "prompt", "text"),
+            ),
             list_meaning="sentences",
         ),
         RecordField(
             "target",
-            ("tgt", "trg", "output", "summary", "iso", "digits", "answer", "completion", "translation"),
+            (
+                *("tgt", "trg", "output", "summary", "highlights", "tldr", "iso", "digits", "answer", "completion"),
+                "translation",
+            ),
             list_meaning="alternatives",
         ),
     ),

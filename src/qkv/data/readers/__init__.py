@@ -20,6 +20,7 @@ from qkv.data.readers.columns import ColumnChoice, normalize_columns
 from qkv.data.readers.find_files import FileGroup, PathsArgument, find_file_groups, list_paths
 from qkv.data.readers.formats import FORMATS, register_reader
 from qkv.data.readers.hf_datasets import hf_dataset_fingerprint
+from qkv.data.readers.joined_columns import expand_joined, join_columns
 from qkv.data.readers.options import ReadContext, ReadLimits, ReadOptions
 from qkv.data.records import Record
 from qkv.data.text_lists import ListMeaning, join_text_lists
@@ -105,8 +106,11 @@ class DataFiles:
             if progress:
                 progress(done, total)
 
-        context = ReadContext(self.options, problems, on_bytes)
+        options, joined = expand_joined(self.options)
+        context = ReadContext(options, problems, on_bytes)
         records: Iterator[Record] = chain.from_iterable(FORMATS[group.format](group, context) for group in groups)
+        if joined:
+            records = join_columns(records, joined)
         if self.has_instructions:
             records = map(make_chat, records)
         if self.word_fields:

@@ -19,6 +19,12 @@ ColumnChoice = Mapping[str, str | int] | Sequence[str | int] | str | None
 
 MISSING = object()  # the value of a name that a row does not have
 MAX_ROWS_COMPARED = 100  # rows that decide whether the first row of a table has the names of its columns
+USUAL_NAMES = {
+    *("text", "label", "labels", "class", "category", "source", "target", "input", "output", "question", "answer"),
+    *("sentence", "sentence1", "sentence2", "premise", "hypothesis", "score", "id", "title", "review", "content"),
+    *("word", "words", "token", "tokens", "tag", "tags", "context", "query", "document", "summary", "prompt"),
+}
+"""Names that the columns of tables usually have."""
 MAX_RECORDS_SEARCHED = 100  # a chosen field must occur in one of the first records of a JSON file
 
 
@@ -70,11 +76,14 @@ def is_data_row(first: list[str], others: Sequence[list[str]]) -> bool:
     """Whether the first row of a table is data and not the names of its columns, judged by the rows that follow.
 
     It is data if half of its cells look like data, unless one is the name of a column of numbers. It is also data if
-    one of its cells occurs twice below it, as labels do.
+    one of its cells occurs twice below it, as labels do, if two of its cells are equal, or if the words of half of its
+    cells occur below them and none of the cells is a usual name.
 
     >>> is_data_row(["A man plays.", "5.0"], [["A dog runs.", "1.2"]]), is_data_row(["How?", "Why?"], [["35", "So."]])
     (True, False)
     >>> is_data_row(["good film", "pos"], [["nice", "pos"], ["bad", "neg"], ["great", "pos"]])
+    True
+    >>> is_data_row(["a dog", "x"], [["a cat", "y"], ["the dog", "z"], ["a dog runs", "u"]])
     True
     """
     below = others[0] if others else first
@@ -83,8 +92,20 @@ def is_data_row(first: list[str], others: Sequence[list[str]]) -> bool:
     if 2 * sum(map(looks_like_data, first)) >= len(first):
         return True
     different = [row for row in others if row != first]  # files that were joined repeat the names
-    columns = zip_longest(*different, fillvalue="")
-    return any(cell and column.count(cell) >= 2 for cell, column in zip(first, columns, strict=False))
+    columns = list(zip_longest(*different, fillvalue=""))
+    if any(cell and column.count(cell) >= 2 for cell, column in zip(first, columns, strict=False)):
+        return True
+    if USUAL_NAMES & {cell.strip().lower() for cell in first}:
+        return False
+    given = [cell for cell in first if cell.strip()]
+    recurring = sum(_words_recur(cell, column) for cell, column in zip(first, columns, strict=False))
+    return len(set(given)) < len(given) or 2 * recurring >= len(first)
+
+
+def _words_recur(cell: str, column: Sequence[str]) -> bool:
+    """Whether every word of a cell occurs in several cells below it."""
+    counts = Counter(word for other in column for word in set(other.split()))
+    return bool(cell.strip()) and all(counts[word] >= 2 for word in cell.split())
 
 
 def column_indices(columns: dict[str, str | int] | None, names: Sequence[str], file: str) -> list[tuple[str, int]]:

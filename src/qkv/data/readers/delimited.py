@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 
+from qkv.data.problems import Problems
 from qkv.data.readers.columns import MAX_ROWS_COMPARED, all_columns_are_indices, column_indices, is_data_row
 from qkv.data.readers.find_files import FileGroup, format_extension
 from qkv.data.readers.formats import FORMAT_BY_EXTENSION
@@ -22,6 +23,7 @@ from qkv.data.readers.options import ReadContext
 from qkv.data.records import FileLocation, Record
 from qkv.errors import UsageError
 
+MAX_TITLE_LINES = 20  # lines that are searched for a delimiter
 MAX_ROW_LINES = 10_000  # lines that a row with quotes may span
 DELIMITER_NAMES = {";": "semicolons", "\t": "tabs", "|": "bars"}  # of a CSV without commas
 NumberedLine = tuple[int, str | None]
@@ -40,8 +42,13 @@ def read_delimited(group: FileGroup, context: ReadContext) -> Iterator[Record]:
     first_rows = list(islice(rows, MAX_ROWS_COMPARED))
     if not first_rows:
         return
+    width = usual_width([row for _, row in first_rows])
+    while len(first_rows[0][1]) != width:  # a title, or a broken line
+        number, row = first_rows.pop(0)
+        problems.num_seen += 1
+        reason = f"{len(row)} columns, but most rows have {width}"
+        problems.skip("wrong number of columns", FileLocation(file, number), reason)
     number, names = first_rows[0]
-    width = len(names)
     header = options.header if options.header is not None else not all_columns_are_indices(options.columns)
     others = [row for _, row in first_rows[1:]]
     if options.header is None and options.columns is None and is_data_row(names, others):
@@ -58,8 +65,18 @@ def read_delimited(group: FileGroup, context: ReadContext) -> Iterator[Record]:
         if len(row) == width:
             yield Record({field: row[index] for field, index in columns}, FileLocation(file, number))
         else:
-            reason = f"{len(row)} columns, but the first row has {width}"
+            reason = f"{len(row)} columns, but most rows have {width}"
             problems.skip("wrong number of columns", FileLocation(file, number), reason)
+
+
+def usual_width(rows: list[list[str]]) -> int:
+    """The number of columns that most of the first rows have, in a tie that of the earliest row.
+
+    >>> usual_width([["My reviews"], ["text", "label"], ["good", "1"]]), usual_width([["a", "b"], ["c"]])
+    (2, 2)
+    """
+    widths = Counter(map(len, rows))
+    return max(widths, key=lambda width: widths[width])
 
 
 def _split_rows(path: Path, format: str, context: ReadContext) -> Iterator[tuple[int, list[str]]]:
@@ -70,16 +87,13 @@ def _split_rows(path: Path, format: str, context: ReadContext) -> Iterator[tuple
     if len(delimiter) > 1 or delimiter in ('"', "\r", "\n"):
         raise UsageError(f"the delimiter must be one character, not a quote or a line end; got {delimiter!r}")
     lines = _LineBuffer(read_lines(path, context, report_crlf=False))  # RFC 4180 ends lines with CR LF
+    if not delimiter:
+        delimiter = _find_delimiter(path, lines, quoting, problems)
     num_doubled_quotes = 0
     for number, line in lines:
         if line is None:  # reported by `read_lines`
             problems.num_seen += 1
             continue
-        if line and not delimiter:
-            delimiter = _detect_delimiter(path, QUOTED_FIELD.sub("", line) if quoting else line)
-            if delimiter != ",":
-                reason = f"the file is read as separated by {DELIMITER_NAMES[delimiter]}, not commas"
-                problems.note("delimiter", FileLocation(str(path), number), reason)
         if not line:
             problems.note("blank line", FileLocation(str(path), number), "blank lines are left out")
         elif '"' not in line:
@@ -97,6 +111,22 @@ def _split_rows(path: Path, format: str, context: ReadContext) -> Iterator[tuple
             'format = "csv", which accepts tabs too'
         )
         problems.note("quotes in TSV", FileLocation(str(path)), reason, num_doubled_quotes)
+
+
+def _find_delimiter(path: Path, lines: "_LineBuffer", quoting: bool, problems: Problems) -> str:
+    """The delimiter of a CSV: that of its first line, or of most lines below it, because the first may be a title."""
+    first = list(islice(lines, MAX_TITLE_LINES))
+    lines.push_back(first)
+    texts = [(number, QUOTED_FIELD.sub("", line) if quoting else line) for number, line in first if line]
+    for position, (number, text) in enumerate(texts):
+        delimiter = _detect_delimiter(path, text)
+        num_same = sum(delimiter in other for _, other in texts)
+        if delimiter in text and (position == 0 or 2 * num_same > max(2, len(texts))):
+            if delimiter != ",":
+                reason = f"the file is read as separated by {DELIMITER_NAMES[delimiter]}, not commas"
+                problems.note("delimiter", FileLocation(str(path), number), reason)
+            return delimiter
+    return ","
 
 
 def _detect_delimiter(path: Path, line: str) -> str:

@@ -1,7 +1,7 @@
 """From the user's files, globs and folders to the files to read and the format of each.
 
 Files are sorted, so that two machines agree. In a folder or glob, a file with an unknown extension is reported and
-left out; if the user named it explicitly, it is an error.
+left out; if the user named it explicitly, its content says its format.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,14 +66,16 @@ def find_file_groups(
             if format is None and extension in SNIFFED_EXTENSIONS and extension not in formats:
                 formats[extension] = _sniff(file, FORMAT_BY_EXTENSION[extension], options or ReadOptions(), problems)
             found = format or formats.get(extension) or FORMAT_BY_EXTENSION.get(extension)
+            if not found and IDX_NAME in file.name:
+                found = "idx"
+            if not found and is_explicit:
+                found = _guess(file, options or ReadOptions(), problems)
             if found in GROUPED_FORMATS:
                 together.append(file)
-            elif found == "idx" or (found is None and IDX_NAME in file.name):
+            elif found == "idx":
                 groups.append(FileGroup("idx", (file, *filter(None, [find_labels(file)]))))
             elif found:
                 groups.append(FileGroup(found, (file,)))
-            elif is_explicit:
-                raise _unknown_extension_error(file, options or ReadOptions())
             else:
                 reason = f"not read, because the extension is unknown; {_format_hint()}"
                 problems.note("unknown extension", FileLocation(str(file)), reason)
@@ -128,6 +130,17 @@ def _sniff(path: Path, format: str, options: ReadOptions, problems: Problems) ->
     return found
 
 
+def _guess(file: Path, options: ReadOptions, problems: Problems) -> str:
+    """The format of a file whose extension is unknown, by its content; an archive or a binary file is an error."""
+    if UNREAD_ARCHIVES & set(file.suffixes):
+        raise UsageError(f"{file} is an archive that qkv cannot read; unpack it, and name its files")
+    found = guess_format(file, options)
+    if not found:
+        raise UsageError(f"{file} has no known extension; {_format_hint()}. It looks like a binary file")
+    problems.note("format", FileLocation(str(file)), f"read as {found} by its first lines; to choose another: --format")
+    return found
+
+
 def _expand_path(path: PathArgument) -> tuple[list[Path], bool]:
     """The files of a folder, a glob or a name, and whether a single file was named explicitly."""
     given = to_path(path)
@@ -179,14 +192,6 @@ def _field_names(paths: list[PathArgument]) -> list[str]:
     """The names of the fields: the extensions (`en`, `fr`) if they are distinct, otherwise numbers."""
     names = [format_extension(Path(path)).removeprefix(".") for path in paths]
     return names if len(set(names)) == len(names) and all(names) else [str(number) for number in range(len(names))]
-
-
-def _unknown_extension_error(file: Path, options: ReadOptions) -> UsageError:
-    if UNREAD_ARCHIVES & set(file.suffixes):
-        return UsageError(f"{file} is an archive that qkv cannot read; unpack it, and name its files")
-    format = guess_format(file, options)
-    hint = f"Its first lines look like {format}: try --format {format}" if format else "It looks like a binary file"
-    return UsageError(f"{file} has no known extension; {_format_hint()}. {hint}")
 
 
 def _format_hint() -> str:

@@ -2,8 +2,8 @@
 
 A line ends at LF or CR LF, and at CR in a file without LF. It ends nowhere else: `str.splitlines` would also split at
 form feeds and U+2028, which occur inside real sentences, and two aligned files would no longer match. UTF-8 is
-expected; a byte-order mark, or UTF-16 without one, is recognised. Every other encoding is converted to UTF-8 first, so
-that one fast path splits and checks all files.
+expected; a byte-order mark, UTF-16 without one, and other encodings by their characters (`encodings.py`) are
+recognised. They are converted to UTF-8 first, so that one fast path splits and checks all files.
 """
 
 import codecs
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from qkv.data.problems import Problems
 from qkv.data.readers.decompress import BLOCK_BYTES, read_blocks
+from qkv.data.readers.encodings import recognise_encoding
 from qkv.data.readers.options import ReadContext
 from qkv.data.records import FileLocation
 from qkv.errors import UsageError
@@ -98,7 +99,11 @@ def utf8_blocks(path: Path, context: ReadContext) -> Iterator[bytes]:
         if utf16:
             reason = f"every second byte is zero: read as {utf16.upper()}"
             context.problems.note("UTF-16 without a mark", location, reason)
-        codec = codec or utf16 or "utf-8"
+        recognised = "" if codec or utf16 else recognise_encoding(first)
+        if recognised:
+            reason = f"read as {recognised}, judged by its characters; to choose another: --encoding (data.encoding)"
+            context.problems.note("not UTF-8", location, reason)
+        codec = codec or utf16 or recognised or "utf-8"
     blocks = chain([first], blocks)
     if codec != "utf-8":
         blocks = _transcode(blocks, codec, context.options.limits.max_line_bytes)

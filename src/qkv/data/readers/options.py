@@ -32,7 +32,7 @@ class ReadLimits:
 class ReadOptions:
     """How files are read. None means the format's default."""
 
-    columns: dict[str, str | int] | None = None  # field → column; None reads all
+    columns: dict[str, str | int] | None = None  # field → column, or several: "title + body"; None reads all
     optional: tuple[str, ...] = ()  # json, datasets, parquet: fields of `columns` that a record may lack
     # csv, tsv: whether the first row names the columns; default: yes, unless `columns` are chosen by number or, without
     # `columns`, the row looks like data
@@ -44,7 +44,7 @@ class ReadOptions:
     records_key: str | None = None  # json: where in the document the list of records is
     split: str | None = None  # datasets: which split
     config: str | None = None  # datasets: which configuration
-    encoding: str | None = None  # default: the encoding of the byte-order mark, or UTF-8
+    encoding: str | None = None  # default: by the byte-order mark or the characters, else UTF-8
     limits: ReadLimits = field(default_factory=ReadLimits)
 
 

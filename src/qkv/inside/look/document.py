@@ -11,7 +11,7 @@ import torch
 
 from qkv.blocks import SequenceLayout, make_layout
 from qkv.blocks.parts import layer_sites
-from qkv.errors import UsageError
+from qkv.errors import UsageError, count_nouns
 from qkv.inside.attention import head_summaries
 from qkv.inside.look.attention import (
     DESCRIPTIONS,
@@ -262,7 +262,7 @@ def describe_model(
 ) -> dict[str, Any]:
     """The beginning of a document of a model."""
     stack = config.stack
-    size = f"{stack.layers} layers, {stack.heads} heads, width {stack.width}"
+    size = f"{count_nouns(stack.layers, 'layer')}, {count_nouns(stack.heads, 'head')}, width {stack.width}"
     if config.family == "seq2seq" and config.encoder is not None:
         size = f"{config.encoder.layers} + {size}"
     title = options.title or " → ".join(join_text(sequence, tokenizer, name) for name, sequence in tokens.items())

@@ -2,19 +2,15 @@
 
 Every objective has its own field names (`source` and `target`, `text` and `label`, …), and the records that are encoded
 have these names. A recipe can assign columns in `data.columns`; otherwise columns are recognised by common names. If no
-column is recognised for a field, training stops with an error; `qkv init` and `qkv eval` guess the column.
+column is recognised for a field, training stops with an error; `qkv init` and `qkv eval` guess the column
+(`guess_columns.py`).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from qkv.data import Problems, Record
-from qkv.data.objectives.table import OBJECTIVES
-from qkv.data.readers.columns import get_nested, is_number
+from qkv.data.objectives.table import OBJECTIVES, RecordField
 from qkv.errors import UsageError, suggest_name
-from qkv.text.bm25 import normalized_words
-
-COPIED_FRACTION = 0.9
-"""A column is a copy of another if more than this fraction of its values have the same words."""
 
 
 class UnrecognisedColumns(UsageError):
@@ -69,21 +65,13 @@ def match_columns(kind: str, names: Iterable[str], data_name: str) -> dict[str, 
     {'source': 'written', 'target': 'iso'}
     """
     names = list(names)
-    by_lower = {name.lower(): name for name in reversed(names)} | {name: name for name in names}
-    spec = OBJECTIVES[kind]
     found: dict[str, str] = {}
-    for field in spec.fields:
-        known = (field.name, *field.column_names)
-        column = next((by_lower[name] for name in known if name in by_lower), None)
-        if column is not None and column not in found.values():
-            found[field.name] = column
-    for group in spec.alternatives:
-        for name in [name for name in group if name in found][1:]:
-            found.pop(name)
-    for field in spec.fields:
-        if field.only_with and field.only_with not in found:
-            found.pop(field.name, None)
-    missing = spec.describe_missing(found)
+    for field in OBJECTIVES[kind].fields:
+        known = known_columns(field, names)
+        if known and known[0] not in found.values():
+            found[field.name] = known[0]
+    found = drop_alternatives(kind, found)
+    missing = OBJECTIVES[kind].describe_missing(found)
     if missing:
         example = ", ".join(f'{name.partition(" or ")[0]} = "…"' for name in missing)
         raise UnrecognisedColumns(
@@ -95,73 +83,20 @@ def match_columns(kind: str, names: Iterable[str], data_name: str) -> dict[str, 
     return found
 
 
-def guess_columns(kind: str, names: Sequence[str], records: Sequence[Record] = ()) -> dict[str, str]:
-    """Assign the columns, in their order, to the required fields; the user can correct the guess.
+def known_columns(field: RecordField, names: Sequence[str]) -> list[str]:
+    """The columns with a name that is known for a field, in upper or lower case; the most usual name first.
 
-    Columns of ids are left out; if too few remain, an id that occurs repeatedly may be a label. The label of a
-    classifier is the column with the fewest different values (a score, if they are fractions), its text is the longest
-    of the other columns, and another text of similar length makes a pair.
-    The texts of embeddings are the first columns that are not numbers, and the next column of numbers is the score.
-
-    >>> guess_columns("seq2seq", ["en", "de"])
-    {'source': 'en', 'target': 'de'}
+    >>> known_columns(RecordField("label", ("topic", "class")), ["Class", "topic", "text"])
+    ['topic', 'Class']
     """
-    required = OBJECTIVES[kind].required_fields
-    values = {name: [str(get_nested(record.fields, name)) for record in records] for name in names}
-    ids = {name for name in names if is_id_column(name, values[name])}
-    columns = [name for name in names if name not in ids]
-    has_label = OBJECTIVES[kind].class_field == "label"
-    if has_label and len(columns) < len(required):
-        columns = [name for name in names if name not in ids or len(set(values[name])) < len(values[name])]
-    if has_label and records and len(columns) >= len(required):
-        return _guess_class_columns(columns, values)
-    numbers = [name for name in columns if records and all(map(is_number, values[name]))]
-    texts = [name for name in columns if kind != "contrastive" or name not in numbers]
-    if len(texts) < len(required):
-        raise UsageError(
-            f"the data has the columns {', '.join(names)}, but {kind} needs {len(required)} ({', '.join(required)}); "
-            "add the missing columns"
-        )
-    guessed = dict(zip(required, texts, strict=False))
-    after = columns[columns.index(texts[len(required) - 1]) + 1 :]
-    score = next((name for name in after if kind == "contrastive" and name in numbers), None)
-    return guessed if score is None else {**guessed, "score": score}
+    by_lower = {name.lower(): name for name in reversed(names)} | {name: name for name in names}
+    return [by_lower[name] for name in (field.name, *field.column_names) if name in by_lower]
 
 
-def _guess_class_columns(columns: Sequence[str], values: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    lengths = {name: sum(map(len, values[name])) for name in columns}
-    label = min(columns, key=lambda name: (len(set(values[name])), lengths[name]))
-    others = [name for name in columns if name != label]
-    words = [name for name in others if any(map(str.isalpha, "".join(values[name])))]  # no numbers and dates
-    others = [name for name in others if is_text_column(values[name])] or words or others
-    longest = max(others, key=lambda name: lengths[name])
-    texts = [name for name in others if 2 * lengths[name] >= lengths[longest]]
-    if len(texts) != 2 or is_copy(*(values[name] for name in texts)):
-        texts = [longest]
-    is_score = all(map(is_number, values[label])) and any(float(value) % 1 for value in values[label])
-    return {**dict(zip(("text", "second"), texts, strict=False)), "score" if is_score else "label": label}
-
-
-def is_id_column(name: str, values: Sequence[str]) -> bool:
-    """Whether a column has ids: its name is `id`, or ends like `user_id`, and no value has spaces.
-
-    >>> is_id_column("user_id", ["u1", "u2"]), is_id_column("text_id", ["Selamat pagi", "Terima kasih"])
-    (True, False)
-    """
-    return name.lower().split("_")[-1] == "id" and not any(" " in value.strip() for value in values)
-
-
-def is_text_column(values: Sequence[str]) -> bool:
-    """Whether most values have several words.
-
-    >>> is_text_column(["so good", "bad", "not bad"]), is_text_column(["2021-05-03 10:03", "2021-05-04 11:17"])
-    (True, False)
-    """
-    num_texts = sum(sum(map(str.isalpha, normalized_words(value))) > 1 for value in values)
-    return 2 * num_texts > len(values)
-
-
-def is_copy(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Whether nearly all pairs of values have the same words, as a text and its normalised form have."""
-    num_same = sum(normalized_words(a) == normalized_words(b) for a, b in zip(first, second, strict=True))
-    return num_same > COPIED_FRACTION * len(first)
+def drop_alternatives(kind: str, found: Mapping[str, str]) -> dict[str, str]:
+    """The fields without those that are not read beside others, such as a score beside a label."""
+    spec = OBJECTIVES[kind]
+    dropped = {name for group in spec.alternatives for name in [name for name in group if name in found][1:]}
+    kept = {name: column for name, column in found.items() if name not in dropped}
+    dropped = {field.name for field in spec.fields if field.only_with and field.only_with not in kept}
+    return {name: column for name, column in kept.items() if name not in dropped}

@@ -46,6 +46,7 @@ from qkv.tasks.prepare.sources import (
     check_cache_folder,
     find_unseen_label,
     open_sources,
+    rank_records,
     sample_records,
 )
 from qkv.tasks.prepare.tokenizer import load_or_train_tokenizer
@@ -58,6 +59,7 @@ from qkv.train.recipe.schema import Recipe
 from qkv.train.run.load import load_model
 
 MAX_CLASSES = 10_000  # a column with more distinct values is not a label
+MAX_LAST_RECORDS = 10_000  # validation records that the last evaluation may use
 MAX_SCOPE_RECORDS = 4000  # validation records used to fit the threshold for texts out of scope
 CHUNK_EXAMPLES = 2**18  # examples whose lengths are read at a time
 
@@ -72,6 +74,7 @@ class PreparedRun:
     train_data: SequenceStream
     valid_data: SequenceStream | None
     valid_records: list[Record]  # for the task's metrics, with the objective's field names
+    more_valid_records: list[Record]  # that the last evaluation uses, too, as far as there is time
     scope_records: list[Record]  # validation records in and out of scope, if the recipe has objective.out_of_scope
     labels: tuple[str, ...]
     notes: list[str]  # for the user: what was skipped, truncated, held out and decided
@@ -150,8 +153,8 @@ def _prepare(
     if word_vectors is not None:
         notes.append(word_vectors.describe(tokenizer.vocab_size))
     out_of_scope = recipe.objective.out_of_scope
-    valid_records = _sample_validation(sources.valid, recipe.train.eval_examples, without=out_of_scope)
-    scope_records = _sample_validation(sources.valid, MAX_SCOPE_RECORDS) if out_of_scope else []
+    valid_records, more = _sample_validation(sources.valid, recipe.train.eval_examples, without=out_of_scope)
+    scope_records = _sample_validation(sources.valid, MAX_SCOPE_RECORDS)[0] if out_of_scope else []
     check_evaluation(recipe, config, valid_records)
 
     setup = ObjectiveSetup(
@@ -188,6 +191,7 @@ def _prepare(
         train_data=train_data,
         valid_data=valid_data,
         valid_records=valid_records,
+        more_valid_records=[] if spec.reads_documents else more,
         scope_records=scope_records,
         labels=classes,
         notes=notes,
@@ -344,15 +348,22 @@ def _make_objectives(
     return objectives, setup
 
 
-def _sample_validation(sources: Sequence[DataSource], count: int, without: str = "") -> list[Record]:
-    """`count` validation records, the same number from each source; none with the label `without`."""
-    if not sources:
-        return []
+def _sample_validation(
+    sources: Sequence[DataSource], count: int, without: str = ""
+) -> tuple[list[Record], list[Record]]:
+    """`count` validation records, the same number from each source, and up to `MAX_LAST_RECORDS` in all.
+
+    None of them has the label `without`.
+    """
+    if not sources or not count:
+        return [], []
     each = -(-count // len(sources))
     readers: list[Iterable[Record]] = [source.records(Problems(max_invalid_fraction=1)) for source in sources]
     if without:
         readers = [(one for one in records if str(one.fields.get("label")) != without) for records in readers]
-    return [record for records in readers for record in sample_records(records, each)][:count]
+    ranked = [rank_records(records, max(each, MAX_LAST_RECORDS // len(sources))) for records in readers]
+    usual = [record for one in ranked for _, record in sorted(one[:each], key=lambda pair: pair[0])]
+    return usual[:count], [*usual[count:], *(record for one in ranked for _, record in one[each:])]
 
 
 def check_fields(fields: frozenset[str], sources: Sequence[DataSource]) -> None:

@@ -185,9 +185,7 @@ def open_source(recipe: Recipe, data: DataSection, data_files: Any, split: DataS
     if not data.format and isinstance(paths, str) and not Path(paths).exists() and paths.isidentifier():
         hint = suggest_name(paths, DATASETS)
         raise UsageError(f"{paths}: there is no file and no built-in dataset of this name; {hint}")
-    files = DataFiles.from_options(
-        paths, data.format or None, columns=dict(data.columns) or None, records_key=data.records_key or None
-    )
+    files = open_files(paths, data)
     if OBJECTIVES[kind].reads_documents:
         files = replace(files, options=replace(files.options, unit="document"))
     source = match_file_columns(kind, files)
@@ -202,6 +200,17 @@ def open_source(recipe: Recipe, data: DataSection, data_files: Any, split: DataS
     fields_of_files = tuple(payload_formats(spec, source.fields))
     changes: Any = {"class_field": spec.class_field, "word_fields": words, "list_fields": lists}
     return replace(source, files=replace(source.files, **changes, file_fields=fields_of_files))
+
+
+def open_files(paths: Any, data: DataSection) -> DataFiles:
+    """Files that are read as a recipe says."""
+    return DataFiles.from_options(
+        paths,
+        data.format or None,
+        columns=dict(data.columns) or None,
+        records_key=data.records_key or None,
+        encoding=data.encoding or None,
+    )
 
 
 def find_list_fields(kind: str, files: DataFiles) -> dict[str, ListMeaning]:
@@ -232,7 +241,7 @@ def pair_text_files(kind: str, paths: Any) -> Any:
         return paths
     for path in map(Path, paths):
         format = FORMAT_BY_EXTENSION.get(format_extension(path))
-        if format not in (None, "text") or (format and sniff_format(path, format, ReadOptions())[0] != "text"):
+        if format not in (None, "text") or sniff_format(path, "text", ReadOptions())[0] != "text":
             return paths
     return dict(zip(fields, paths, strict=True))
 
@@ -327,6 +336,11 @@ def check_cache_folder(root: Path) -> None:
 
 def sample_records(records: Iterable[Record], count: int, max_read: int = 100_000) -> list[Record]:
     """`count` records sampled from the first `max_read`; always the same ones, in their original order."""
+    return [record for _, record in sorted(rank_records(records, count, max_read), key=lambda one: one[0])]
+
+
+def rank_records(records: Iterable[Record], count: int, max_read: int = 100_000) -> list[tuple[int, Record]]:
+    """`count` of the first `max_read` records with their numbers, in an order that is random, but always the same."""
     if not count:
         return []
     kept: list[tuple[bytes, int, Record]] = []
@@ -334,8 +348,7 @@ def sample_records(records: Iterable[Record], count: int, max_read: int = 100_00
         kept.append((blake2b(number.to_bytes(8, "big"), digest_size=8).digest(), number, record))
         if len(kept) >= 4 * count:  # prune, so that few records are in memory
             kept = sorted(kept, key=lambda one: one[:2])[:count]
-    chosen = sorted(kept, key=lambda one: one[:2])[:count]
-    return [record for _, _, record in sorted(chosen, key=lambda one: one[1])]
+    return [(number, record) for _, number, record in sorted(kept, key=lambda one: one[:2])[:count]]
 
 
 def digest(parts: Any) -> str:

@@ -203,15 +203,6 @@ def capitalise(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def count_nouns(number: int, noun: str) -> str:
-    """A number with its noun, in the plural if necessary.
-
-    >>> count_nouns(1, "training record"), count_nouns(1200, "line")
-    ('1 training record', '1,200 lines')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def list_files(files: Files) -> list[str]:
     """The files of a recipe as arguments of a command; aligned files as field=file."""
     if isinstance(files, dict):

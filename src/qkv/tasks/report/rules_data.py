@@ -3,9 +3,10 @@
 import shlex
 
 from qkv.data.objectives.table import OBJECTIVES
+from qkv.errors import count_nouns
 from qkv.tasks.baselines import BASELINE_NAME
 from qkv.tasks.metrics.notation import format_score, name_metric
-from qkv.tasks.report.diagnostics import Advice, RunDiagnostics, count_nouns, list_files
+from qkv.tasks.report.diagnostics import Advice, RunDiagnostics, list_files
 from qkv.tasks.report.leakage import LeakageReport
 from qkv.tasks.report.learning_curve import LearningCurve
 from qkv.tasks.report.score import to_points
@@ -158,7 +159,8 @@ def advise_imbalance(run: RunDiagnostics) -> Advice | None:
         return None
     worst = sorted(missed, key=lambda name: missed[name]["f1"])[:3]
     listed = ", ".join(
-        f"{name} ({missed[name]['expected']:,} records, F1 {100 * missed[name]['f1']:.0f} %)" for name in worst
+        f"{name} ({count_nouns(missed[name]['expected'], 'record')}, F1 {100 * missed[name]['f1']:.0f} %)"
+        for name in worst
     )
     reason = f"Rare classes have a low F1: {listed}, while frequent classes have {100 * mean:.0f} % on average."
     title = "Add records of the rare classes, or repeat those that you have"

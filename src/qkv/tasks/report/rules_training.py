@@ -4,6 +4,7 @@ import math
 import shlex
 from dataclasses import replace
 
+from qkv.errors import count_nouns
 from qkv.inside.doctor import Finding
 from qkv.tasks.metrics.notation import format_score, name_metric
 from qkv.tasks.report.diagnostics import (
@@ -12,7 +13,6 @@ from qkv.tasks.report.diagnostics import (
     Advice,
     RunDiagnostics,
     capitalise,
-    count_nouns,
     is_language_model_at_baseline,
     list_files,
 )
@@ -132,7 +132,7 @@ def advise_underfitting(run: RunDiagnostics) -> Advice | None:
             "too_small",
             "Use a larger model",
             f"The loss settled, but the model reaches only {reached} even on its training data, "
-            f"with {stack.layers} layers of width {stack.width}.",
+            f"with {count_nouns(stack.layers, 'layer')} of width {stack.width}.",
             f"model.width={2 * stack.width}",
             f"model.layers={stack.layers + 2}",
         )
@@ -253,6 +253,7 @@ def init_command(run: RunDiagnostics, checkpoint: str) -> str:
         words += [word for file in list_files(files) for word in (option, file)]
     words += [word for field, column in data.columns.items() for word in ("--columns", f"{field}={column}")]
     words += ["--format", data.format] if data.format else []
+    words += ["--encoding", data.encoding] if data.encoding else []
     words += ["--records-key", data.records_key] if data.records_key else []
     words += ["--from", checkpoint, "--out", recipe]
     return f"{shlex.join(words)} && {shlex.join(['qkv', 'train', recipe, f'run={run.new_run}'])}"

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import ceil
@@ -14,16 +15,20 @@ from qkv.data.builtin import DATASETS
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.readers.columns import MAX_RECORDS_SEARCHED, common_names, get_nested, is_number
 from qkv.data.readers.decompress import COMPRESSION_BY_EXTENSION
+from qkv.data.readers.joined_columns import split_joined
 from qkv.data.records import Record
 from qkv.errors import UsageError, shorten, suggest_name
-from qkv.tasks.prepare.columns import check_columns, check_num_classes, field_names, guess_columns, match_columns
-from qkv.tasks.prepare.sources import find_unseen_label, open_source, pair_text_files
+from qkv.tasks.prepare.columns import check_columns, check_num_classes, field_names, match_columns
+from qkv.tasks.prepare.guess_columns import AmbiguousColumns, find_readings, left_out
+from qkv.tasks.prepare.sources import find_unseen_label, open_files, open_source, pair_text_files, sample_records
 from qkv.tasks.table import TASKS
 from qkv.train.recipe.schema import DataSection, ObjectiveSection, Recipe
 
 EXAMPLE_BYTES = 2e7  # the assumed size of the data if the user gives no file
 MAX_SCORES = 100_000  # records whose scores are read to find the largest one
 MAX_LABELS = 100_000  # records whose labels are read to find two classes
+SAMPLED_RECORDS = 2000  # records whose values tell what the columns are …
+MAX_RECORDS_READ = 20_000  # … sampled from this many, because files are often sorted by label
 TEXT_COMPRESSION = 3  # text is about this many times as large as its compressed file
 
 
@@ -35,14 +40,20 @@ class FileSummary:
     bytes: float
     columns: dict[str, str] | None = None
     columns_guessed: bool = False
+    left_out: tuple[str, ...] = ()  # columns that are not read
     is_given: bool = False  # whether the user gave files or a built-in dataset
     reading: DataSection = field(default_factory=DataSection)  # the format and the key that the user chose
     max_score: float = 1.0  # the number that scores are divided by
     mean_chars: float = float("inf")  # mean characters of a text, over the first records
 
 
-def inspect_files(kind: str, files: Sequence[str] | Mapping[str, str], reading: DataSection) -> FileSummary:
-    """Inspect files: their size, and the columns that match the objective's fields."""
+def inspect_files(
+    kind: str, files: Sequence[str] | Mapping[str, str], reading: DataSection, shortens: bool = False
+) -> FileSummary:
+    """Inspect files: their size, and the columns that match the objective's fields.
+
+    If there are several likely ways to read the columns, `AmbiguousColumns` is raised with all of them.
+    """
     if isinstance(files, Mapping):
         return inspect_aligned_files(kind, files)
     if len(files) == 1 and files[0] in DATASETS:
@@ -54,27 +65,45 @@ def inspect_files(kind: str, files: Sequence[str] | Mapping[str, str], reading: 
         return inspect_aligned_files(kind, paths)
     check_columns(kind, reading.columns, "--columns")
     chosen = dict(reading.columns)
-    data = DataFiles.from_options(
-        paths, reading.format or None, columns=chosen or None, records_key=reading.records_key or None
-    )
-    records = first_records(data)
+    data = open_files(paths, reading)
+    records = sample_records(data.records(Problems(max_invalid_fraction=1)), SAMPLED_RECORDS, MAX_RECORDS_READ)
     names = common_names(records, OBJECTIVES[kind].sparse_names)
     found = FileSummary({"train": paths}, total_bytes(data), is_given=True, reading=reading)
-    try:
-        matched = match_columns(kind, names, data.describe_paths())
-        columns = chosen or matched
-    except UsageError:
-        if chosen:
-            raise
-        if {group.format for group in data.find_groups(Problems(max_invalid_fraction=1))} == {"text"}:
-            raise one_column_error(kind, data, records) from None
-        columns = guess_columns(kind, names, records)
-        found = replace(found, columns_guessed=True)
+    if chosen:
+        match_columns(kind, names, data.describe_paths())
+        columns: Mapping[str, str] = chosen
+    else:
+        columns = read_columns(kind, names, data, records, shortens)
+        is_known = columns == matched_columns(kind, names)
+        found = replace(found, columns_guessed=not is_known, left_out=tuple(left_out(names, columns)))
     scores = {"score": "score"} if chosen else columns
     max_score = guess_max_score(data, scores["score"]) if kind == "contrastive" and "score" in columns else 1.0
     is_same = all(name == column for name, column in columns.items())
-    chars = mean_characters(records, columns if chosen else columns.values())
-    return replace(found, columns=None if is_same else columns, mean_chars=chars, max_score=max_score)
+    parts = [str(part) for column in columns.values() for part in split_joined(column)]
+    chars = mean_characters(records, columns if chosen else parts)
+    return replace(found, columns=None if is_same else dict(columns), mean_chars=chars, max_score=max_score)
+
+
+def matched_columns(kind: str, names: Sequence[str]) -> dict[str, str]:
+    """The columns as training finds them by their names alone; nothing if it finds none."""
+    with suppress(UsageError):
+        return match_columns(kind, names, "")
+    return {}
+
+
+def read_columns(
+    kind: str, names: Sequence[str], data: DataFiles, records: Sequence[Record], shortens: bool
+) -> dict[str, str]:
+    """The columns of the fields, by their names and values; an error if there are several likely readings."""
+    try:
+        readings = find_readings(kind, names, records, shortens)
+    except UsageError:
+        if {group.format for group in data.find_groups(Problems(max_invalid_fraction=1))} == {"text"}:
+            raise one_column_error(kind, data, records) from None
+        raise
+    if len(readings) > 1:
+        raise AmbiguousColumns(data.describe_paths(), readings, records)
+    return readings[0]
 
 
 def one_column_error(kind: str, data: DataFiles, records: Sequence[Record]) -> UsageError:

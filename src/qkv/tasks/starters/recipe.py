@@ -39,6 +39,7 @@ StarterShape = Literal["modern", "exportable"]
 
 READING_COMMENTS = {
     "format": "the format of the files",
+    "encoding": "the encoding of the files",
     "records_key": "where in the JSON document the list of records is",
 }
 SHORT_TEXT_CHARS = 32  # if the mean length of texts is at most this, a small model learns best from characters
@@ -56,13 +57,14 @@ def starter_recipe(
     shape: StarterShape = "modern",
     minutes: float = 0.0,
     machine: Machine | None = None,
+    notes: list[str] | None = None,
 ) -> str:
     """A commented recipe for a task, adapted to the files if there are any (field → file for line-aligned files).
 
     With `base_model`, the recipe fine-tunes this model. Otherwise it trains a new one, whose size depends on the data,
     the machine (this one by default) and the `minutes` of training. With the shape "exportable", it has a published
     architecture, which other libraries can load. `reading` has the format, columns and key that the user chose for all
-    files.
+    files. `notes` gets what the user should know, such as the columns that are not read.
 
     >>> print(starter_recipe("translate").splitlines()[0])
     # From one text to another: translation, spelling, anything with a source and a target.
@@ -72,12 +74,14 @@ def starter_recipe(
         raise UsageError(f"unknown task {task!r}; {suggest_name(task, starters)}")
     starter = starters[task]
     if files:
-        summary = inspect_files(starter.objective, files, reading or DataSection())
+        summary = inspect_files(starter.objective, files, reading or DataSection(), starter.shortens)
         check_classes(starter.objective, summary)
         summary = add_splits(starter.objective, summary, {"valid": valid, "test": test})
         check_texts(starter.objective, summary)
     else:
         summary = FileSummary({"train": starter.example_file}, EXAMPLE_BYTES)
+    if notes is not None and summary.left_out:
+        notes.append(f"not read: {', '.join(summary.left_out)}")
     machine = machine or find_machine()
     size = choose_size(summary.bytes, machine, minutes)
     if starter.is_small:
@@ -124,13 +128,14 @@ def _data_lines(starter: Starter, summary: FileSummary, size: StarterSize) -> li
     lines: list[RecipeLine] = [("train", summary.files["train"], comment)]
     if summary.columns:
         check = ": please check" if summary.columns_guessed else ""
-        lines.append(("columns", summary.columns, f"field = column{check}"))
+        unread = f"; not read: {', '.join(summary.left_out)}" if summary.left_out else ""
+        lines.append(("columns", summary.columns, f"field = column{check}{unread}"))
     elif not summary.is_given:
         spec = OBJECTIVES[starter.objective]
         fields = {name: name for name in spec.required_fields}
         if len(fields) > 1 or not spec.reads_documents:
             lines.append(("#columns", fields, "field = column, if the file has other names"))
-    for name in ("format", "records_key"):
+    for name in READING_COMMENTS:
         if value := getattr(summary.reading, name):
             lines.append((name, value, READING_COMMENTS[name]))
     if summary.max_score != 1:

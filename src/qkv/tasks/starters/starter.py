@@ -27,6 +27,7 @@ class Starter:
     objective_lines: tuple[RecipeLine, ...] = ()  # keys of [objective]
     is_small: bool = False  # labelled data is scarce: a shallow model with whole words as tokens suits it
     may_have_characters: bool = False  # if there are few short texts, tokens are characters
+    shortens: bool = False  # the target is shorter than the source
     metric: str = ""  # the metric that selects the best weights; empty: the default of `train.metric`
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from qkv.data.modalities import parse_number
 from qkv.data.problems import InvalidRecord
 from qkv.data.records import Record
-from qkv.errors import UsageError, shorten
+from qkv.errors import UsageError, count_nouns, shorten
 from qkv.models import Config
 from qkv.tasks import metrics
 from qkv.tasks.baselines import (
@@ -325,7 +325,7 @@ def select_scored(records: Sequence[Record], notes: list[str]) -> list[Record]:
     if not usable:
         raise UsageError(first_problem)
     if first_problem:
-        notes.append(f"{len(records) - len(usable):,} records left out: {first_problem}")
+        notes.append(f"{count_nouns(len(records) - len(usable), 'record')} left out: {first_problem}")
     return usable
 
 

@@ -15,7 +15,7 @@ from qkv.data.objectives import IGNORE_INDEX
 from qkv.data.objectives.tagging import TaggingObjective
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
-from qkv.errors import QkvError, UsageError
+from qkv.errors import QkvError, UsageError, count_nouns
 from qkv.models import Config
 from qkv.models.runtime import eval_mode
 from qkv.tasks import metrics
@@ -297,7 +297,7 @@ class TagTask(RecordTask):
                 f"{usable[0].location}: {problem}, as in all other records; each record needs one tag per word"
             )
         if len(aligned) < len(usable):
-            notes.append(f"{len(usable) - len(aligned):,} records left out: {problem}")
+            notes.append(f"{count_nouns(len(usable) - len(aligned), 'record')} left out: {problem}")
         classes, found = class_names(config), {str(tag) for record in aligned for tag in record.fields["tags"]}
         if options.check_classes:
             check_classes(found - {"O"} or found, classes, "tags")  # O, outside of all entities, is in most files

@@ -273,6 +273,7 @@ class SummariseTask(TextToText):
         length_comment="tokens of a target sequence",
         objective_lines=(SMOOTHING,),
         may_have_characters=True,
+        shortens=True,
         metric="rougeL",
     )
 

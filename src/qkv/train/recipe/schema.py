@@ -59,7 +59,8 @@ class DataSection:
     # "content" selects records by the hash of their content; "tail" takes the last part of the text
     valid_split_by: Literal["content", "tail"] = "content"
     format: Annotated[str, OneOf(FORMATS, optional=True)] = ""  # the file format; "" detects it from the extension
-    columns: dict[str, str] = field(default_factory=dict)  # which column has which field: field = column
+    columns: dict[str, str] = field(default_factory=dict)  # field = column; or several columns: text = "title + body"
+    encoding: str = ""  # the encoding of text files, such as "latin-1"; "" recognises it
     records_key: str = ""  # json: where in the document the list of records is, such as "data" or "splits.train"
     max_score: Positive = 1.0  # contrastive: the largest score in the data; scores are divided by it
     mix: dict[str, Annotated[dict[str, Any], Partial(MixSource)]] = field(

@@ -39,6 +39,7 @@ def read_curves(name: str, path: Path) -> RunCurves:
     lr: dict[float, float] = {}
     evaluated: dict[float, dict[str, float]] = {}
     evaluated_again: dict[float, dict[str, float]] = {}
+    weights_step: int | None = None
     full_epochs: int | None = None
     for number, line in enumerate(lines, start=1):
         try:
@@ -51,6 +52,7 @@ def read_curves(name: str, path: Path) -> RunCurves:
             elif kind == "eval":
                 metrics = {key: float(value) for key, value in row.items() if _is_metric(key, value)}
                 (evaluated_again if step in evaluated else evaluated)[step] = metrics
+                weights_step = (row.get("final") or {}).get("weights_step")
             elif kind == "end" and row.get("reason") == "epochs" and full_epochs is not None:
                 full_epochs += 1
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -63,7 +65,7 @@ def read_curves(name: str, path: Path) -> RunCurves:
     for step, metrics in sorted(evaluated.items()):
         for key, value in metrics.items():
             validation.setdefault(key, []).append((step, value))
-    kept = _metrics_of_kept_weights(evaluated, evaluated_again)
+    kept = _metrics_of_kept_weights(evaluated, evaluated_again, weights_step)
     return RunCurves(name, sorted(training.items()), sorted(lr.items()), validation, kept, full_epochs)
 
 
@@ -74,18 +76,19 @@ def _is_metric(key: str, value: object) -> bool:
 
 
 def _metrics_of_kept_weights(
-    evaluated: Mapping[float, dict[str, float]], evaluated_again: Mapping[float, dict[str, float]]
+    evaluated: Mapping[float, dict[str, float]],
+    evaluated_again: Mapping[float, dict[str, float]],
+    weights_step: int | None,
 ) -> dict[str, Points]:
     """The metrics of the weights that the run kept, or {} if it kept the weights of its last step.
 
-    The log has these metrics at the last step. If an earlier evaluation has equal metrics, the kept weights are from
-    its step, and the point is drawn there.
+    The log has these metrics at the last step, with the step of the weights, where the point is drawn.
     """
     last = max(evaluated, default=0.0)
     metrics = evaluated_again.get(last, {})
-    if not metrics or _same_metrics(evaluated[last], metrics):
+    if not metrics or weights_step == last or _same_metrics(evaluated[last], metrics):
         return {}
-    step = next((step for step in sorted(evaluated) if _same_metrics(evaluated[step], metrics)), last)
+    step = last if weights_step is None else float(weights_step)
     return {key: [(step, value)] for key, value in metrics.items()}
 
 
