@@ -4,6 +4,7 @@
     python bench/starters.py sst2 clinc --start MINILM --minutes 5 --data DATA --out runs
     python bench/starters.py --jobs 6 …                      # side by side, each on two cores of its own
     python bench/starters.py --minutes 1 5 --steps-of 20 …   # for 20 minutes: as many steps, but on a GPU
+    python bench/starters.py shakespeare --development --try "" "model.width=256 model.layers=4" "train.lr=2e-3"
 
 DATA has a folder for each dataset, as bench/published.py reads them. Each line that is printed is one run: `qkv init`
 for the file and the time, `qkv train`, and `qkv eval` of the test part. With --start, the runs begin from that model.
@@ -11,6 +12,9 @@ OUT/starters.jsonl collects them. Only `qkv train` is timed.
 
 With --steps-of, the recipe of a long budget trains for one minute on two cores; then a GPU trains it in float32 for as
 many steps as the cores would make in the whole budget.
+
+To search for better defaults, --try names changes of the recipe, each of which is tried. With --development, a tenth of
+the training part is left out of training and scored, so that no test part steers the search.
 """
 
 import argparse
@@ -154,22 +158,38 @@ class Run(NamedTuple):
     start: str
     minutes: float
     on_gpu: bool  # train on a GPU, with the steps that two cores would make
+    changes: str = ""  # of the recipe
+    development: bool = False  # score a part of the training data
 
     def describe(self) -> dict[str, Any]:
         """What the result says about the run."""
         start = "model" if self.start else "scratch"
-        return {"name": self.name, "task": STARTERS[self.name].task, "start": start, "minutes": self.minutes}
+        said = {"name": self.name, "task": STARTERS[self.name].task, "start": start, "minutes": self.minutes}
+        return {**said, "changes": self.changes, "development": self.development}
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder."""
+        changes = "".join(f"-{word.partition('.')[2]}" for word in self.changes.split())
+        where = "-gpu" * self.on_gpu + "-development" * self.development
+        return f"{self.name}-{'model' if self.start else 'scratch'}-{self.minutes:g}{where}{changes}"
+
+
+def split_training(parts: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
+    """The training part without its last tenth, and this tenth."""
+    cut = len(parts[0]) * 9 // 10
+    return parts[0][:cut], parts[0][cut:]
 
 
 def run_starter(run: Run, data: Path, out: Path, cores: Cores) -> dict[str, Any]:
     """Write the recipe, train it, and score it."""
     starter = STARTERS[run.name]
-    folder = out / f"{run.name}-{'model' if run.start else 'scratch'}-{run.minutes:g}{'-gpu' if run.on_gpu else ''}"
+    folder = out / run.folder
     result_file = folder / "result.json"
     if result_file.exists():
         done: dict[str, Any] = json.loads(result_file.read_text())
         return done
-    parts = starter.records(data)
+    parts = split_training(starter.records(data)) if run.development else starter.records(data)
     files = [write_records(folder / part, one) for part, one in zip(("train", "test"), parts, strict=True)]
     recipe, trained = str(folder / "recipe.toml"), folder / "run"
     log = (folder / "log.txt").open("a")
@@ -190,7 +210,7 @@ def run_starter(run: Run, data: Path, out: Path, cores: Cores) -> dict[str, Any]
             raise SystemExit(f"qkv {' '.join(words)} failed; see {folder / 'log.txt'}")
         return json.loads(said) if words[0] != "init" else said
 
-    on_cpu = ["train.device=cpu", f"train.num_threads={CORES}"]
+    on_cpu = [*run.changes.split(), "train.device=cpu", f"train.num_threads={CORES}"]
     scoring = ["--samples", "0", *(["--limit", str(starter.limit)] if starter.limit else [])]
     with cores.take() as pair:
         if not Path(recipe).exists():
@@ -207,7 +227,16 @@ def run_starter(run: Run, data: Path, out: Path, cores: Cores) -> dict[str, Any]
     if run.on_gpu:
         budget = ["train.minutes=0", f"train.steps={round(told['step'] * run.minutes)}"]
         begin = time.perf_counter()
-        told = qkv([], "train", recipe, f"run={trained}", "train.device=cuda", "train.precision=float32", *budget)
+        told = qkv(
+            [],
+            "train",
+            recipe,
+            f"run={trained}",
+            "train.device=cuda",
+            "train.precision=float32",
+            *budget,
+            *run.changes.split(),
+        )
         seconds = time.perf_counter() - begin
         scored = qkv([], "eval", str(trained), "--device", "cuda", *scoring)
     result = {**run.describe(), "seconds": round(seconds), "step": told["step"], "metrics": scored["metrics"]}
@@ -228,11 +257,18 @@ def main() -> None:
     parser.add_argument("--steps-of", type=float, nargs="+", default=[], metavar="MINUTES", help="train on a GPU")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time, each on two cores")
     parser.add_argument("--first-core", type=int, default=0)
+    parser.add_argument("--try", dest="changes", nargs="+", default=[""], metavar="CHANGES", help="of the recipe")
+    parser.add_argument("--development", action="store_true", help="score a part of the training data")
     asked = parser.parse_args()
     names = asked.names or [name for name, one in STARTERS.items() if one.from_model or not asked.start]
     cores = Cores(asked.first_core, asked.jobs)
-    runs = [Run(name, asked.start, minutes, False) for minutes in asked.minutes for name in names]
-    runs += [Run(name, asked.start, minutes, True) for minutes in asked.steps_of for name in names]
+    budgets = [(minutes, False) for minutes in asked.minutes] + [(minutes, True) for minutes in asked.steps_of]
+    runs = [
+        Run(name, asked.start, minutes, on_gpu, changes, asked.development)
+        for minutes, on_gpu in budgets
+        for changes in asked.changes
+        for name in names
+    ]
 
     def work(run: Run) -> None:
         print(json.dumps(run_starter(run, asked.data, asked.out, cores)), flush=True)
