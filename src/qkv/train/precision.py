@@ -19,7 +19,7 @@ from qkv.train.parallel.world import World
 from qkv.train.recipe.schema import TrainSection
 from qkv.train.step import resolve_precision
 
-MIN_PARAMETERS = 1_000_000
+MIN_PARAMETERS = 100_000
 """A smaller model computes in float32. Its products are too small to gain from bfloat16."""
 MIN_SPEEDUP = 1.1
 """bfloat16 rounds more, so it must be at least this much faster."""

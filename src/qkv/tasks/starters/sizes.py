@@ -10,7 +10,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-CORE_FLOPS = 2e10  # FLOP/s of one CPU core in training, about
+from qkv.models.bfloat16 import has_bfloat16_instructions
+
+CORE_FLOPS = {"float32": 6e10, "bfloat16": 1.4e11}
+"""FLOP/s of one CPU core in training, about: half of the rate of large matrix products on a current server."""
 GPU_FLOPS = 1e14
 MIN_TOKENS_PER_PARAMETER = 2
 MIN_STEPS = 500  # a smaller batch is better than fewer steps
@@ -27,11 +30,12 @@ class Machine:
     cores: int
     memory_bytes: float  # of the GPU, if there is one
     gpu: str = ""  # its name
+    has_bfloat16: bool = False  # whether the CPU has instructions for it
 
     @property
     def flops_per_second(self) -> float:
         """The approximate speed of training."""
-        return GPU_FLOPS if self.gpu else CORE_FLOPS * self.cores
+        return GPU_FLOPS if self.gpu else self.cores * CORE_FLOPS["bfloat16" if self.has_bfloat16 else "float32"]
 
     def __str__(self) -> str:
         device = self.gpu or f"{self.cores} CPU core{'s' if self.cores > 1 else ''}"
@@ -46,7 +50,7 @@ def find_machine() -> Machine:
         return Machine(cores, properties.total_memory, properties.name)
     has_sysconf = hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if has_sysconf else 8e9
-    return Machine(cores, memory)
+    return Machine(cores, memory, has_bfloat16=has_bfloat16_instructions())
 
 
 @dataclass(frozen=True)
