@@ -9,6 +9,7 @@ stack         blocks in sequence                  head         hidden states →
 cache         keys and values kept in decoding    tap          recording and changing activations
 init          initial weights                     cost         parameters and FLOPs of each part
 recurrent     RNN, GRU and LSTM, in place of blocks
+word_embedding  words from their hashed features, in place of a vocabulary
 kernels/      fast kernels                        checks/      checks of configs; skip both at first
 
 A config needs no torch. The other names import it when they are first used.

@@ -26,6 +26,7 @@ class FrontEndConfig(ABC):
     """The config of a front end. A subclass sets `kind`, adds fields of its own, and implements `length`."""
 
     kind: ClassVar[str]  # the name of the front end in `FRONT_ENDS` and of its payloads in `Inputs`
+    max_value: ClassVar[float] = 1.0  # random payloads, with which the doctor examines a model, have values up to this
     features: Annotated[int, Limits(1)]  # F, the length of a payload vector
 
     def __post_init__(self) -> None:
@@ -43,7 +44,7 @@ class FrontEndKind(NamedTuple):
     module: "Callable[[Any, int], nn.Module]"
 
 
-FRONT_ENDS: OpenTable[FrontEndKind] = OpenTable("front end")
+FRONT_ENDS: OpenTable[FrontEndKind] = OpenTable("front end", lazy={"words": "qkv.blocks.words:WORDS"})
 """The kinds of front ends by name."""
 
 

@@ -229,14 +229,14 @@ class Inputs:
 
 
 class Prompt(Sequence[int]):
-    """One sequence with payloads, as the sequence of its ids."""
+    """One sequence with payloads, as the sequence of its ids. `texts` show the tokens, if their ids cannot."""
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: Inputs, texts: Sequence[str] = ()) -> None:
         if inputs.batch_size != 1:
             raise ValueError(
                 f"a prompt is one sequence, and these inputs have {inputs.batch_size}: give inputs[i : i + 1]"
             )
-        self.inputs = inputs.to("cpu")
+        self.inputs, self.texts = inputs.to("cpu"), tuple(texts)
         self.ids: list[int] = inputs.ids[0].tolist()
 
     @overload

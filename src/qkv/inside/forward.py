@@ -15,9 +15,11 @@ from qkv.blocks import Inputs
 from qkv.blocks.inputs import Prompt
 from qkv.decode.runner import start_token
 from qkv.errors import UsageError
+from qkv.inside.tokens import encode_words
 from qkv.inside.trace import Trace
 from qkv.models import Network
 from qkv.text import Tokenizer
+from qkv.text.words import split_words
 
 Example = Sequence[int] | tuple[Sequence[int], Sequence[int]]
 """Token ids, or a `Prompt` with payloads; for an encoder-decoder, those of the source and of the decoder's input."""
@@ -48,6 +50,11 @@ def encode_examples(
             continue
         if not isinstance(text, str):
             raise UsageError(f"texts: each must be a string, got {str(text)[:80]!r}")
+        if tokenizer.hashes_words:
+            words = [text[start:end] for start, end in split_words(text)]
+            parts = [words[start : start + max_length] for start in range(0, len(words), max_length)]
+            examples += [encode_words(tokenizer, part) for part in parts]
+            continue
         ids = tokenizer.encode(text)
         examples += [ids[start : start + max_length] for start in range(0, len(ids), max_length)]
     return examples

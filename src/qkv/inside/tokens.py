@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from qkv.blocks import SequenceLayout, make_layout
-from qkv.blocks.inputs import Prompt
+from qkv.blocks import Inputs, SequenceLayout, make_layout
+from qkv.blocks.inputs import Payload, Prompt
+from qkv.blocks.words import WordsConfig
+from qkv.data.encode.words import word_features
 from qkv.text import Tokenizer
 
 
@@ -28,12 +30,28 @@ class TokenList:
         return make_layout(torch.tensor([self.ids]), None, positions)
 
 
+def encode_words(tokenizer: Tokenizer, words: Sequence[str]) -> Prompt:
+    """Return words as the input of a model that reads their hashed features."""
+    ids = tokenizer.encode(" ".join(words))
+    if not words:
+        return Prompt(Inputs(torch.tensor([ids])))
+    is_word = [token not in tokenizer.special_ids for token in ids]
+    rows = torch.tensor(is_word).nonzero()[:, 0]
+    sizes, lengths = torch.tensor([[len(words), 1]]), torch.tensor([len(words)])
+    payload = Payload(torch.from_numpy(word_features(words)), rows, sizes, lengths)
+    left = iter(words)
+    texts = [next(left) if one else token_text(token, tokenizer) for one, token in zip(is_word, ids, strict=True)]
+    return Prompt(Inputs(torch.tensor([ids]), payloads={WordsConfig.kind: payload}), texts)
+
+
 def list_tokens(ids: Sequence[int], tokenizer: Tokenizer | None) -> TokenList:
     """Return token ids with their texts. Without a tokenizer, the text of id 7 is "#7"."""
     positions = tuple(ids.positions) if isinstance(ids, Prompt) else ()
+    texts = ids.texts if isinstance(ids, Prompt) else ()
     ids = tuple(int(i) for i in ids)
     special = tokenizer.special_ids if tokenizer is not None else frozenset()
-    return TokenList(ids, tuple(token_text(i, tokenizer) for i in ids), tuple(i in special for i in ids), positions)
+    texts = texts or tuple(token_text(i, tokenizer) for i in ids)
+    return TokenList(ids, texts, tuple(i in special for i in ids), positions)
 
 
 def token_text(token_id: int, tokenizer: Tokenizer | None) -> str:

@@ -19,7 +19,7 @@ class TokenizerKind:
 
     train: TrainTokenizer
     is_byte_level: bool = False
-    reads_texts: bool = True  # False: it has only special tokens
+    reads_texts: bool = True  # False: it learns no tokens from texts
 
     @property
     def min_tokens(self) -> int:
@@ -38,6 +38,7 @@ TOKENIZER_KINDS = OpenTable[TokenizerKind](
         "byte": "qkv.text.train:BYTE",
         "word": "qkv.text.train:WORD",
         "special": "qkv.text.train:SPECIAL",
+        "hash": "qkv.text.train:HASH",
     },
 )
 

@@ -22,6 +22,7 @@ from qkv.text.formats.folder import CONFIG_FILE, TOKENIZER_FILE, TokenizerFiles,
 from qkv.text.special_tokens import SpecialTokens, find_special_tokens, make_literal_backend, special_tokens_config
 from qkv.text.stream_decoder import StreamDecoder, StreamPlan
 from qkv.text.training_text import check_text
+from qkv.text.word_features import ANY_WORD
 
 if TYPE_CHECKING:
     from qkv.text.formats.marian import MarianSide
@@ -185,6 +186,11 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         """The ids of all special tokens, with or without a role."""
         return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
+
+    @property
+    def hashes_words(self) -> bool:
+        """Whether all words have the same token, because a front end reads their hashed features."""
+        return getattr(self.backend.model, "unk_token", None) == ANY_WORD
 
     @cached_property
     def fingerprint(self) -> str:

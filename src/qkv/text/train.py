@@ -10,6 +10,7 @@
 | `char`      | the most frequent characters               | if all characters are known                            |
 | `word`      | the most frequent words between spaces     | if all words are known; runs of spaces become one      |
 | `special`   | only special tokens, no training           | never: it is for models that read no texts             |
+| `hash`      | one token for all words, no training       | never: a front end of the model reads the words        |
 
 The same texts give the same tokenizer, except for `unigram`: the library adds its probabilities in a varying order, so
 the rarest tokens of the vocabulary may differ between two trainings.
@@ -33,6 +34,7 @@ from qkv.text.kinds import TOKENIZER_KINDS, TokenizerKind
 from qkv.text.special_tokens import SpecialTokens, make_post_processor, resolve_spellings, sentinel_token
 from qkv.text.stream_decoder import BYTE_OF_CHAR
 from qkv.text.training_text import TrainingTexts
+from qkv.text.word_features import ANY_WORD
 
 TextSource = str | os.PathLike[str] | Iterable[str] | Iterable[os.PathLike[str]]
 
@@ -80,7 +82,7 @@ def train_backend(
         backend: Backend = row.train(iter(texts), options)
     except Exception as error:
         raise (texts.source_error or error) from None
-    if kind not in ("byte", "special"):
+    if kind not in ("byte", "special", "hash"):
         texts.finish()
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     vocabulary = backend.get_vocab(with_added_tokens=True)
@@ -185,6 +187,14 @@ def train_word(texts: Iterator[str], options: TrainerOptions) -> Backend:
     return run_trainer(backend, trainers.WordLevelTrainer(**options.trainer_kwargs), texts, options.lowercase)
 
 
+def make_hash(texts: Iterator[str], options: TrainerOptions) -> Backend:
+    """One token for each word between spaces, the same for all words: a front end reads their hashed features."""
+    tokens = [*options.special, ANY_WORD]
+    backend = Backend(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=ANY_WORD))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return backend
+
+
 def train_char(texts: Iterator[str], options: TrainerOptions) -> Backend:
     """A vocabulary of characters."""
     counts: Counter[str] = Counter()
@@ -221,6 +231,7 @@ WORD = TokenizerKind(train_word)
 CHAR = TokenizerKind(train_char)
 BYTE = TokenizerKind(make_byte, is_byte_level=True)
 SPECIAL = TokenizerKind(make_special, reads_texts=False)
+HASH = TokenizerKind(make_hash, reads_texts=False)
 
 
 def use_sentencepiece_spacing(backend: Backend) -> None:

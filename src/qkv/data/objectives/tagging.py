@@ -1,6 +1,7 @@
 """Tagging of words (named entities, parts of speech): predict the tag of each word.
 
-A word may have several tokens. `EncodeTags` puts the tag on the first token of the word, or on all its tokens.
+A word may have several tokens. `EncodeTags` puts the tag on the first token of the word, or on all its tokens. With a
+tokenizer that hashes words, each word is one token, and a payload has its features.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,17 +12,20 @@ import numpy as np
 from qkv.data.cache.examples import EncodedExamples
 from qkv.data.encode.align import first_nonspace_character
 from qkv.data.encode.encoders import EncodedFields, EncodeOneByOne, encode_fingerprint
+from qkv.data.encode.words import WordFormat, word_features, word_payloads
 from qkv.data.labels import label_text
 from qkv.data.modalities import get_field
 from qkv.data.objectives.base import IGNORE_INDEX, FlatExamples, TooLongPolicy, check_choice
 from qkv.data.objectives.table import ANY_LENGTH, ObjectiveSpec, RecordField, bert_tokens
 from qkv.data.objectives.windows import TemplateWindowObjective
+from qkv.data.payloads import PayloadSlot
 from qkv.data.problems import InvalidRecord
 from qkv.data.ragged import IntArray
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import suggest_name
 from qkv.text import Tokenizer
+from qkv.text.word_features import NUM_FEATURES
 
 
 class EncodeTags(EncodeOneByOne):
@@ -49,8 +53,9 @@ class EncodeTags(EncodeOneByOne):
             self.class_ids.get("I-" + name[2:], class_id) if name.startswith("B-") else class_id
             for name, class_id in self.class_ids.items()
         ]
-        self.fields = ("ids", "tags")
-        self.fingerprint = encode_fingerprint("tags", tokenizer, words, tags, self.classes, label_subwords)
+        self.fields: tuple[str, ...] = ("ids", "tags", "features") if tokenizer.hashes_words else ("ids", "tags")
+        features = [WordFormat.fingerprint] if tokenizer.hashes_words else []
+        self.fingerprint = encode_fingerprint("tags", tokenizer, words, tags, self.classes, label_subwords, *features)
 
     def encode_one(self, record: Record) -> EncodedFields:
         """Encode one sentence."""
@@ -78,11 +83,18 @@ class EncodeTags(EncodeOneByOne):
                 label = self.continuation_tags[label]
             labels.append(label)
             previous_word = word if label != IGNORE_INDEX else previous_word
-        return {"ids": ids, "tags": labels}
+        if not self.tokenizer.hashes_words:
+            return {"ids": ids, "tags": labels}
+        return {"ids": ids, "tags": labels, "features": token_features(text, offsets)}
+
+
+def token_features(text: str, offsets: Sequence[tuple[int, int]]) -> np.ndarray:
+    """The features of all tokens of a text as a flat array, for tokens that are words."""
+    return word_features([text[start:end] for start, end in offsets]).reshape(-1)
 
 
 class TaggingObjective(TemplateWindowObjective):
-    """Records with `ids` and `tags`: one class, or `IGNORE_INDEX`, for each token."""
+    """Records with `ids` and `tags`: one class, or `IGNORE_INDEX`, for each token; and perhaps `features` of words."""
 
     name = "tagging"
 
@@ -90,6 +102,7 @@ class TaggingObjective(TemplateWindowObjective):
         self, examples: EncodedExamples, tokenizer: Tokenizer, *, max_length: int, too_long: TooLongPolicy = "error"
     ):
         super().__init__(examples, tokenizer, "ids", "tags", max_length=max_length, too_long=too_long)
+        self.payloads = (PayloadSlot(WordFormat()),) if "features" in examples.fields else ()
 
     def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
         """Windows of tokens with special tokens, and the tag of each token as its label."""
@@ -97,7 +110,12 @@ class TaggingObjective(TemplateWindowObjective):
         tokens, _ = self.examples.gather("ids", record, first, count)
         tags, _ = self.examples.gather("tags", record, first, count)
         ids, lengths = self.template.add_special_tokens((tokens, count))
-        return FlatExamples(lengths, ids, {"tokens": self.template.align_labels(IGNORE_INDEX, (tags, count))})
+        payloads = []
+        if self.payloads:
+            features, _ = self.examples.gather("features", record, first * NUM_FEATURES, count * NUM_FEATURES)
+            payloads.append(word_payloads(features, count, lengths, len(self.template.prefix)))
+        labels = {"tokens": self.template.align_labels(IGNORE_INDEX, (tags, count))}
+        return FlatExamples(lengths, ids, labels, payloads=payloads)
 
     def describe_labels(
         self, ids: IntArray, labels: Mapping[str, np.ndarray], decode: Callable[[Any], str], classes: Sequence[str]
@@ -118,6 +136,7 @@ SPEC = ObjectiveSpec(
     required_tokens=bert_tokens,
     too_long_policies=ANY_LENGTH,
     options=("label_subwords", "label_smoothing"),
+    reads_words=True,
     make_encoder=lambda setup: EncodeTags(
         setup.tokenizer, classes=setup.classes, label_subwords=setup.options.label_subwords
     ),

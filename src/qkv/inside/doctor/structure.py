@@ -137,6 +137,7 @@ def check_payload(subject: Subject) -> Finding:
         generator, outputs = torch.Generator().manual_seed(0), []
         for _ in range(2):
             values = torch.rand(size[0] * size[1], front_end.features, generator=generator, dtype=torch.float64)
+            values *= front_end.max_value
             inputs = Inputs.from_parts([PayloadItem(front_end.kind, values, size, front_end.length(size)), [0]])
             inputs = inputs.to(subject.device)
             with torch.no_grad():

@@ -10,12 +10,14 @@ from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
 from qkv.blocks.checks.config import RECURRENT_FIELDS
 from qkv.blocks.front_ends import FrontEndConfig
 from qkv.blocks.parts import PARTS
+from qkv.blocks.words import WordsConfig
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.models import Config, Network, build
 from qkv.models.tables.presets import find_preset
 from qkv.store.model_folder import StoredModel, assign_parameters
 from qkv.text import Tokenizer
+from qkv.text.word_features import NUM_FEATURES
 from qkv.train.adapt import add_lora, freeze
 from qkv.train.recipe.schema import Recipe
 from qkv.train.recipe.table import MODEL_TABLES
@@ -131,6 +133,20 @@ def _side_overrides(overrides: Mapping[str, Any], side: str) -> dict[str, Any]:
     """The overrides of one stack: the overrides for all stacks, and those of this side, which take precedence."""
     shared = {name: value for name, value in overrides.items() if name not in MODEL_TABLES}
     return {**shared, **overrides.get(side, {})}
+
+
+def make_words_config(recipe: Recipe, tokenizer: Tokenizer) -> list[WordsConfig]:
+    """The front end of a new model that reads words, with the recipe's `model.words`; a checkpoint has its own."""
+    if recipe.model.from_ or not tokenizer.hashes_words:
+        return []
+    if not OBJECTIVES[recipe.objective.kind].reads_words:
+        readers = " and ".join(name for name, spec in OBJECTIVES.items() if spec.reads_words)
+        raise UsageError(
+            f"a hash tokenizer has one token for all words, which {recipe.objective.kind} cannot read, only {readers}; "
+            'set tokenizer.kind = "byte-bpe"'
+        )
+    values = {"features": NUM_FEATURES, **recipe.model.overrides.get("words", {})}
+    return [construct_config(WordsConfig, values, "model.words")]
 
 
 def special_ids(tokenizer: Tokenizer, family: str) -> dict[str, Any]:

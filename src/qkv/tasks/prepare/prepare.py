@@ -35,6 +35,7 @@ from qkv.tasks.prepare.model import (
     build_config,
     build_network,
     checkpoint_notes,
+    make_words_config,
     recurrence_notes,
 )
 from qkv.tasks.prepare.sentence_pairs import MAX_PAIRS, MAX_PAIRS_READ, find_reads_sentences
@@ -144,7 +145,10 @@ def _prepare(
         multi_label=multi_label,
         has_text_pairs=spec.pair_field in fields,
         max_length=max(data.max_length, data.max_source_length),
-        front_ends=tuple({format.kind: format.front_end for format in payloads.values()}.values()),
+        front_ends=(
+            *{format.kind: format.front_end for format in payloads.values()}.values(),
+            *make_words_config(recipe, tokenizer),
+        ),
     )
     config = name_task(build_config(recipe, requirements), recipe.objective.kind)
     check_fixed_memory(recipe, config, free_memory)

@@ -5,7 +5,8 @@ The objective lays out the examples, so that the texts of an evaluation are laid
 B batch, T sequence length, C model width, V outputs
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -13,10 +14,12 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import Inputs, SequenceLayout
-from qkv.blocks.inputs import pad_sequences
+from qkv.blocks.inputs import Payload, pad_sequences
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.objectives import IGNORE_INDEX, FlatExamples
 from qkv.data.objectives.classification import ClassificationObjective
+from qkv.data.payloads import FlatPayloads
+from qkv.data.ragged import IntArray, ragged_starts
 from qkv.errors import UsageError
 from qkv.models import Config, Network
 from qkv.progress import OnProgress
@@ -59,7 +62,15 @@ class ExampleBatches:
     computed in bfloat16.
     """
 
-    def __init__(self, model: TextModel, examples: FlatExamples, pad_token_id: int, *, exact: bool = False) -> None:
+    def __init__(
+        self,
+        model: TextModel,
+        examples: FlatExamples,
+        pad_token_id: int,
+        *,
+        exact: bool = False,
+        payloads: Mapping[str, FlatPayloads] | None = None,
+    ) -> None:
         self.model, network = model, model.network
         if network.has_source:
             raise UsageError(
@@ -74,6 +85,8 @@ class ExampleBatches:
         types = examples.token_type_ids
         has_types = network.config.stack.token_types > 1
         self.token_type_ids = self._split(types) if has_types and types is not None else None
+        starts = ragged_starts(self.lengths)
+        self.payloads = {kind: split_payloads(one, starts) for kind, one in (payloads or {}).items()}
 
     def _split(self, flat: np.ndarray) -> list[np.ndarray]:
         return np.split(flat, np.cumsum(self.lengths)[:-1])
@@ -84,13 +97,15 @@ class ExampleBatches:
 
     def inputs(self, chosen: Sequence[int]) -> Inputs:
         """The chosen examples as a batch, right-padded."""
-        return Inputs.from_sequences(
+        inputs = Inputs.from_sequences(
             [self.ids[i] for i in chosen],
             pad_token_id=self.pad_token_id,
             token_type_ids=None if self.token_type_ids is None else [self.token_type_ids[i] for i in chosen],
             always_document_ids=True,
-            device=self.network.device,
         )
+        width = inputs.ids.shape[1]
+        payloads = {kind: join_payloads([items[i] for i in chosen], width) for kind, items in self.payloads.items()}
+        return replace(inputs, payloads=payloads).to(self.network.device)
 
     def hidden(self, chosen: Sequence[int], selected: Tensor | None = None) -> tuple[Tensor, SequenceLayout]:
         """The hidden states (B, T, C) of the chosen examples, or (N, C) of `selected` positions, and the layout."""
@@ -121,6 +136,22 @@ class ExampleBatches:
         x, _ = self.hidden(chosen, selected)
         for vectors, targets in zip(x.split(LOGITS_CHUNK), labels[selected].split(LOGITS_CHUNK), strict=True):
             yield at_least_float32(self.network.head.project(vectors)), targets
+
+
+def split_payloads(payloads: FlatPayloads, starts: IntArray) -> list[Payload]:
+    """The payload of each example, with rows that count from the start of the example, whose tokens are at `starts`."""
+    values = np.split(payloads.values, np.cumsum(payloads.sizes.prod(axis=1))[:-1])
+    rows = np.split(payloads.positions, np.cumsum(payloads.lengths)[:-1])
+    items = zip(values, rows, starts, payloads.sizes[:, None], payloads.lengths[:, None], strict=True)
+    return [
+        Payload(*map(torch.from_numpy, (value, row - start, size, length))) for value, row, start, size, length in items
+    ]
+
+
+def join_payloads(items: Sequence[Payload], width: int) -> Payload:
+    """The payloads of the sequences of a batch, which are padded on the right to `width` tokens."""
+    moved = [item._replace(rows=item.rows + number * width) for number, item in enumerate(items)]
+    return Payload(*map(torch.cat, zip(*moved, strict=True)))
 
 
 def at_least_float32(values: Tensor) -> Tensor:

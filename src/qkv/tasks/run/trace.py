@@ -11,11 +11,13 @@ from qkv.decode import GenerationOptions, generate
 from qkv.decode.runner import start_token
 from qkv.errors import UsageError
 from qkv.inside import Trace, trace
+from qkv.inside.tokens import encode_words
 from qkv.models import Config, Network
 from qkv.models.runtime import eval_mode
 from qkv.tasks.run.generate import limit_new_tokens, prompt_ids
 from qkv.tasks.text_model import require_tokenizer
 from qkv.text import Tokenizer
+from qkv.text.words import split_words
 
 Text = str | tuple[str, str] | Sequence[int] | torch.Tensor | Inputs
 """A text, a pair of texts for an encoder ([CLS] a [SEP] b [SEP]), or token ids."""
@@ -57,6 +59,8 @@ def encode_text(tokenizer: Tokenizer | None, config: Config, text: Text) -> tupl
             raise UsageError(f"text must be a text, a pair of texts or a list of token ids, got {str(text)[:80]!r}")
         return [int(i) for i in text], None
     tokenizer = require_tokenizer(tokenizer)
+    if tokenizer.hashes_words and isinstance(text, str):
+        return encode_words(tokenizer, [text[start:end] for start, end in split_words(text)]), None
     if config.family == "encoder":
         first, second = (text, None) if isinstance(text, str) else (str(text[0]), str(text[1]))
         ids, types = tokenizer.encode_with_token_types(first, second, parse_special_tokens=True)

@@ -12,7 +12,7 @@ import numpy as np
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.encode.align import first_nonspace_character
 from qkv.data.objectives import IGNORE_INDEX
-from qkv.data.objectives.tagging import TaggingObjective
+from qkv.data.objectives.tagging import TaggingObjective, token_features
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError, UsageError, count_nouns
@@ -197,7 +197,7 @@ def predict_tags(
     if not filled:
         return predictions
     # The examples have word numbers in place of tags, so that the objective aligns the numbers with token positions.
-    encoded = InMemoryExamples([marked[i] for i in filled], ("ids", "tags"))
+    encoded = InMemoryExamples([marked[i] for i in filled], tuple(marked[filled[0]]))
     objective = TaggingObjective(
         encoded, model.tokenizer, max_length=max_sequence_length(model.config), too_long="split"
     )
@@ -206,7 +206,8 @@ def predict_tags(
     windows = np.arange(objective.num_examples(EpochRng(0)))
     examples = objective.build(windows, EpochRng(0))
     owner = objective.windows.locate(windows, EpochRng(0))[0]
-    batched = ExampleBatches(model, examples, objective.pad_token_id)
+    payloads = {slot.format.kind: one for slot, one in zip(objective.payloads, examples.payloads, strict=True)}
+    batched = ExampleBatches(model, examples, objective.pad_token_id, payloads=payloads)
     assert batched.labels is not None
     with eval_mode(model.network):
         for chosen in batched.batches():
@@ -221,10 +222,11 @@ def predict_tags(
     return predictions
 
 
-def mark_first_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> dict[str, list[int]]:
+def mark_first_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> dict[str, Any]:
     """Encode words joined by spaces: the ids, and as "tags" the word's number at the first token of each word.
 
-    The other tokens have `IGNORE_INDEX`. In training, the first token has the word's tag (`EncodeTags`).
+    The other tokens have `IGNORE_INDEX`. In training, the first token has the word's tag (`EncodeTags`). A tokenizer
+    that hashes words adds their features.
     """
     text = " ".join(words)
     try:
@@ -240,7 +242,8 @@ def mark_first_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> dict[str, l
         numbers.append(word if is_first else IGNORE_INDEX)
         if is_first:
             last_word = word
-    return {"ids": ids, "tags": numbers}
+    marked: dict[str, Any] = {"ids": ids, "tags": numbers}
+    return {**marked, "features": token_features(text, offsets)} if tokenizer.hashes_words else marked
 
 
 class TagTask(RecordTask):

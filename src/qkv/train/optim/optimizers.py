@@ -31,6 +31,7 @@ EMBEDDING_SUFFIXES = (
     "embedding.position.weight",
     "embedding.types.weight",
     "bias.table.weight",
+    "words.table.weight",
 )
 """The endings of the names of embedding tables."""
 

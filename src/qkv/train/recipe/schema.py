@@ -93,7 +93,8 @@ class ModelSection:
     """The model: a `preset`, or a trained model (`from`). With neither, it has a modern architecture.
 
     `overrides` change fields of the model's config. A field such as `width` applies to every stack; fields under
-    `encoder`, `decoder` or `head` apply to that part. In a recipe file the overrides are keys of `[model]` itself.
+    `encoder`, `decoder`, `head` or `words` apply to that part. In a recipe file the overrides are keys of `[model]`
+    itself.
     """
 
     preset: str = ""

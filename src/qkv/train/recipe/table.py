@@ -2,7 +2,8 @@
 
 Unknown keys and values of the wrong type are errors. The message names the key and the expected value. It also names
 the recipe file, if there is one, and the line if the key is found there. Fields for all stacks are keys of `[model]`.
-Fields for one stack or for the head are keys of `[model.encoder]`, `[model.decoder]` and `[model.head]`.
+Fields for one stack, for the head or for the front end of words are keys of `[model.encoder]`, `[model.decoder]`,
+`[model.head]` and `[model.words]`.
 `[model.image]` says how images are read.
 """
 
@@ -11,6 +12,7 @@ from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
 from qkv.blocks import HeadConfig, StackConfig
+from qkv.blocks.words import WordsConfig
 from qkv.errors import UsageError, shorten, suggest_name
 from qkv.images.config import PatchesConfig
 from qkv.train.recipe.schema import MixSource, ModelSection, Recipe
@@ -31,6 +33,7 @@ MODEL_TABLES = {
     **dict.fromkeys(STACKS, Partial(StackConfig)),
     "head": Partial(HeadConfig, DERIVED_HEAD_FIELDS),
     **FRONT_END_TABLES,
+    "words": Partial(WordsConfig, frozenset({"features"})),
 }
 
 
