@@ -18,7 +18,8 @@ recurrent_attention
 dropout attention_dropout ffn_dropout init init_std
 """
 HEAD = """
-kind outputs labels pool dense dense_bias dense_norm tied bias scale normalize multi_label temperature threshold
+kind outputs labels pool dense dense_bias dense_norm tied bias scale normalize tags_in_order multi_label temperature
+threshold
 out_of_scope next_sentence_classes dropout
 """
 CONFIG = """

@@ -194,6 +194,7 @@ class HeadConfig:
     bias: bool = False
     scale: Literal["none", "rsqrt"] = "none"  # "rsqrt": multiply hidden states by 1/√C, as T5 does if tied
     normalize: bool = False  # embed: scale each vector to length 1
+    tags_in_order: bool = False  # tag: an I- tag is only predicted after a B- or I- tag of its type
     multi_label: bool = False  # classify: a document may have several labels, so outputs are sigmoids, not a softmax
     # classify: divides the logits before softmax or sigmoid, to calibrate the probabilities
     temperature: Annotated[float, Limits(1e-3, 1e3)] = 1.0

@@ -105,7 +105,7 @@ class ObjectiveSpec:
     class_field: str = ""  # the field whose values are the classes of the head
     pair_field: str = ""  # if records have this field, a sequence holds two texts and needs token types
     reads_payloads: bool = False  # whether fields of the records can be payloads
-    reads_words: bool = False  # whether a model can read hashed words instead of subwords
+    hashes_words: bool = False  # whether a model can read hashed words instead of subwords
     next_sentence_classes: int = 0  # number of classes of the extra next-sentence classifier (BERT)
 
     @property

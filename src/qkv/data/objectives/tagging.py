@@ -136,7 +136,7 @@ SPEC = ObjectiveSpec(
     required_tokens=bert_tokens,
     too_long_policies=ANY_LENGTH,
     options=("label_subwords", "label_smoothing"),
-    reads_words=True,
+    hashes_words=True,
     make_encoder=lambda setup: EncodeTags(
         setup.tokenizer, classes=setup.classes, label_subwords=setup.options.label_subwords
     ),

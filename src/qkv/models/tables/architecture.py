@@ -31,6 +31,7 @@ MULTI_LABEL = "multi_label_classification"  # their `problem_type` for a head wi
 TEMPERATURE_KEY = "calibration_temperature"
 THRESHOLD_KEY = "out_of_scope_threshold"
 OUT_OF_SCOPE_KEY = "out_of_scope_label"
+TAGS_IN_ORDER_KEY = "tags_in_order"
 INPUT_KEYS = ("reads_sentences", "reads_pairs", "task", "text_processor")
 
 
@@ -306,6 +307,8 @@ def write_config(architecture: Architecture, config: Config) -> tuple[Json, Head
                 theirs[THRESHOLD_KEY] = config.head.threshold
             if config.head.out_of_scope:
                 theirs[OUT_OF_SCOPE_KEY] = config.head.out_of_scope
+            if config.head.tags_in_order:
+                theirs[TAGS_IN_ORDER_KEY] = True
         try:
             again = read_config(architecture, theirs)
             different = _config_differences(_inference_config(again), _inference_config(config))
@@ -337,6 +340,8 @@ def _read_head(table: HeadTable, theirs: Json, vocab: int) -> HeadConfig:
         values["outputs"] = len(labels)
         if any(label != f"LABEL_{i}" for i, label in enumerate(labels)):
             values["labels"] = labels
+        if values["kind"] == "tag":
+            values["tags_in_order"] = theirs.get(TAGS_IN_ORDER_KEY, False)
         if values["kind"] == "classify":
             values["multi_label"] = theirs.get("problem_type") == MULTI_LABEL
             values["temperature"] = theirs.get(TEMPERATURE_KEY, 1.0)

@@ -52,6 +52,7 @@ class ModelRequirements:
     classes: tuple[str, ...] = ()
     is_regression: bool = False  # classification: the model predicts a number instead of a class
     multi_label: bool = False  # classification: a text may have several labels
+    tags_in_order: bool = False  # tagging: no tag continues an entity that has not begun
     has_text_pairs: bool = False  # an example has two texts, which token types distinguish
     max_length: int = 512  # tokens of the longest sequence, and the number of positions of a new stack
     front_ends: tuple[FrontEndConfig, ...] = ()  # of the payloads in the records
@@ -139,8 +140,8 @@ def make_words_config(recipe: Recipe, tokenizer: Tokenizer) -> list[WordsConfig]
     """The front end of a new model that reads words, with the recipe's `model.words`; a checkpoint has its own."""
     if recipe.model.from_ or not tokenizer.hashes_words:
         return []
-    if not OBJECTIVES[recipe.objective.kind].reads_words:
-        readers = " and ".join(name for name, spec in OBJECTIVES.items() if spec.reads_words)
+    if not OBJECTIVES[recipe.objective.kind].hashes_words:
+        readers = " and ".join(name for name, spec in OBJECTIVES.items() if spec.hashes_words)
         raise UsageError(
             f"a hash tokenizer has one token for all words, which {recipe.objective.kind} cannot read, only {readers}; "
             'set tokenizer.kind = "byte-bpe"'
@@ -306,6 +307,8 @@ def build_head_config(
         values["labels"] = requirements.classes
         values["outputs"] = 1 if requirements.is_regression else len(requirements.classes)
         values["multi_label"] = requirements.multi_label
+    if kind == "tag":
+        values["tags_in_order"] = requirements.tags_in_order
     if kind == "classify" and family == "decoder":
         values["pool"] = "last"  # under a causal mask, only the last token attends to the whole text
     elif kind == "classify" and stack.is_recurrent:

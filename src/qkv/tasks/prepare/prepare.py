@@ -26,6 +26,7 @@ from qkv.errors import QkvError, UsageError
 from qkv.models import Config, Network
 from qkv.progress import OnStage
 from qkv.store.word_vectors import WordVectors
+from qkv.tasks.metrics import is_entity_tagging
 from qkv.tasks.prepare.columns import check_num_classes
 from qkv.tasks.prepare.evaluation_check import check_evaluation
 from qkv.tasks.prepare.joined_examples import JoinedExamples
@@ -52,6 +53,7 @@ from qkv.tasks.prepare.sources import (
 )
 from qkv.tasks.prepare.tokenizer import load_or_train_tokenizer
 from qkv.tasks.prepare.word_vectors import apply_word_vectors, load_word_vectors
+from qkv.tasks.run.tag_order import is_possible
 from qkv.tasks.table import name_task
 from qkv.text import Tokenizer
 from qkv.text.chat_template import DEFAULT_TEMPLATE
@@ -60,6 +62,7 @@ from qkv.train.recipe.schema import Recipe
 from qkv.train.run.load import load_model
 
 MAX_CLASSES = 10_000  # a column with more distinct values is not a label
+MIN_IN_ORDER = 0.99  # of the sentences, if the tags of a tagger are in order; the others are mistakes
 MAX_LAST_RECORDS = 10_000  # validation records that the last evaluation may use
 MAX_SCOPE_RECORDS = 4000  # validation records used to fit the threshold for texts out of scope
 CHUNK_EXAMPLES = 2**18  # examples whose lengths are read at a time
@@ -134,7 +137,7 @@ def _prepare(
         notes.append(origin)
     if "messages" in fields and not tokenizer.config.get("chat_template"):
         tokenizer.config["chat_template"] = DEFAULT_TEMPLATE
-    classes, multi_label = _find_classes(recipe, train_sources, fields)
+    classes, multi_label, tags_in_order = _find_classes(recipe, train_sources, fields)
 
     payloads = find_payload_formats(recipe, fields)
     # The config depends only on the fields of the records, so it is checked before they are tokenised.
@@ -143,6 +146,7 @@ def _prepare(
         classes,
         is_regression=spec.head == "classify" and "score" in fields,
         multi_label=multi_label,
+        tags_in_order=tags_in_order,
         has_text_pairs=spec.pair_field in fields,
         max_length=max(data.max_length, data.max_source_length),
         front_ends=(
@@ -281,18 +285,21 @@ class _ExampleReader:
 
 def _find_classes(
     recipe: Recipe, sources: Sequence[DataSource], fields: frozenset[str]
-) -> tuple[tuple[str, ...], bool]:
-    """The classes of labels or tags in all of the training data, and whether texts have lists of labels."""
+) -> tuple[tuple[str, ...], bool, bool]:
+    """The classes in all of the training data, whether texts have lists of labels, and whether tags are in order."""
     spec = OBJECTIVES[recipe.objective.kind]
     if spec.class_field not in fields:
-        return (), False
+        return (), False, False
     problems = Problems(max_invalid_fraction=1)
-    multi_label = False
+    num_lists = num_in_order = 0
 
     def notice_lists(records: Iterable[Record]) -> Iterator[Record]:
-        nonlocal multi_label
+        nonlocal num_lists, num_in_order
         for record in records:
-            multi_label = multi_label or isinstance(record.fields.get(spec.class_field), list)
+            labels = record.fields.get(spec.class_field)
+            if isinstance(labels, list):
+                num_lists += 1
+                num_in_order += is_possible([str(one) for one in labels])
             yield record
 
     readers = [notice_lists(source.records(problems)) for source in sources]
@@ -306,7 +313,8 @@ def _find_classes(
         )
     if spec.head == "classify":
         check_num_classes(found, name, problems)
-    return tuple(sorted(found)), multi_label and spec.head == "classify"
+    in_order = is_entity_tagging(found) and num_in_order >= MIN_IN_ORDER * num_lists
+    return tuple(sorted(found)), spec.head == "classify" and num_lists > 0, in_order
 
 
 def _advise_out_of_scope(recipe: Recipe, valid: Sequence[DataSource], classes: Collection[str]) -> str:

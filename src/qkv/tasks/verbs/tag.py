@@ -26,6 +26,7 @@ from qkv.tasks.record_task import RecordTask
 from qkv.tasks.results import Result, Row, Span, one_line
 from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, max_sequence_length
 from qkv.tasks.run.logits import class_names
+from qkv.tasks.run.tag_order import most_probable_order
 from qkv.tasks.scorer import Baseline, Metric, Prediction, TaskScorer, set_f1
 from qkv.tasks.starters.starter import Starter
 from qkv.tasks.task import TaskOptions
@@ -186,10 +187,11 @@ def predict_tags(
 ) -> list[list[tuple[str, float]]]:
     """The tag of each word and its probability, predicted at the word's first token.
 
+    If the tags of the training data are in a possible order, so are these.
     Long sentences are read in windows, as in training; `notes` count them. A word without tokens gets the tag O or, if
     the model has no O, the first class.
     """
-    classes = class_names(model.config)
+    classes, in_order = class_names(model.config), model.config.head.tags_in_order
     default = "O" if "O" in classes else classes[0]
     predictions = [[(default, 0.0) for _ in words] for words in sentences]
     marked = [mark_first_tokens(model.tokenizer, words) for words in sentences]
@@ -212,13 +214,14 @@ def predict_tags(
     with eval_mode(model.network):
         for chosen in batched.batches():
             x, _ = batched.hidden(chosen)
-            probabilities = at_least_float32(model.network.head.project(x)).softmax(-1)
-            best, class_id = (part.cpu().numpy() for part in probabilities.max(-1))
+            probabilities = at_least_float32(model.network.head.project(x)).softmax(-1).cpu().numpy()
             for row, i in enumerate(chosen):
-                for position in np.flatnonzero(batched.labels[i] != IGNORE_INDEX):
-                    word = int(batched.labels[i][position])
-                    prediction = classes[class_id[row, position]], float(best[row, position])
-                    predictions[filled[owner[i]]][word] = prediction
+                positions = np.flatnonzero(batched.labels[i] != IGNORE_INDEX)
+                of_words = probabilities[row, positions]
+                tags = most_probable_order(of_words, classes) if in_order else of_words.argmax(-1)
+                best = of_words[np.arange(len(tags)), tags]
+                for word, tag, probability in zip(batched.labels[i][positions], tags, best.tolist(), strict=True):
+                    predictions[filled[owner[i]]][word] = classes[tag], probability
     return predictions
 
 
