@@ -43,7 +43,7 @@ RECIPE = {
     label_subwords out_of_scope overlap temperature
     """,
     "train": """
-    steps minutes epochs batch_tokens micro_batch_tokens
+    steps minutes epochs cpu_minutes batch_tokens micro_batch_tokens
     optimizer lr head_lr_factor betas eps momentum weight_decay weight_decay_on max_grad_norm
     schedule warmup decay_fraction final_lr_ratio
     precision residual_dtype compile gradient_checkpointing seed device num_threads num_workers parallel tensor_parallel

@@ -1,5 +1,6 @@
 """The training loop: its end, its evaluations and checkpoints, and the final weights."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from qkv.data.load.loader import Loader
 from qkv.errors import UsageError
 from qkv.tasks.prepare.prepare import prepare
 from qkv.tasks.train import TrainingResult
-from qkv.train import speed
+from qkv.train import loop, speed
 from qkv.train.evaluation import ValidationLoss
 from qkv.train.loss.training_module import TrainingModule
 from qkv.train.parallel.world import World
@@ -248,7 +249,7 @@ def test_evaluations_are_in_the_log_with_the_tasks_metrics(tmp_path: Path) -> No
     lines = log_of(recipe.run, "eval")
     assert [line["step"] for line in lines] == [2, 4, 5]
     assert all({"loss", "exact_match"} <= line.keys() for line in lines)
-    assert end.metrics == {name: value for name, value in lines[-1].items() if name not in ("kind", "step")}
+    assert end.metrics == {name: value for name, value in lines[-1].items() if name not in ("kind", "step", "final")}
 
 
 def test_steps_are_logged_as_their_means(tmp_path: Path) -> None:
@@ -307,6 +308,14 @@ def test_predictions_on_a_display_take_little_of_the_time(device: str, due: list
             shown.append(seconds)
             meter.sample_duration = 0.1
     assert shown == due
+
+
+def test_a_budget_of_computing_ends_the_run_however_long_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "cpu_seconds", lambda clock=itertools.count(): float(next(clock)))  # noqa: B008
+    end = train(quick(tmp_path, steps=0, cpu_minutes=0.1)).run_end
+    assert (end.reason, end.step) == ("cpu_minutes", 6), "the clock of this test has a second for each step"
 
 
 def test_the_pace_is_that_of_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,9 @@ def test_the_budget_that_is_spent_first_counts() -> None:
     assert budget.fraction_done(10, 45.0) == 0.75
     assert budget.fraction_done(500, 45.0) == 1.0
     assert (budget.reason(100, 45.0), budget.reason(99, 61.0)) == ("steps", "minutes")
+    budget = Budget.from_section(TrainSection(minutes=1.0, cpu_minutes=0.5), rows_of())
+    assert budget.fraction_done(50, 6.0, cpu_seconds=15.0) == 0.5
+    assert budget.reason(50, 20.0, cpu_seconds=31.0) == "cpu_minutes"
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])

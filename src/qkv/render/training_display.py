@@ -44,10 +44,12 @@ from qkv.train.watch import EvalReport, RunEnd, RunStart, Sample, StepReport, Wa
 LABEL_WIDTH = 14
 DRAW_SECONDS = 0.2  # time between two updates of the display
 MAX_SAMPLE_LINES = 2  # lines of a text in the display
+SHOWN_SHARE = 0.9  # a run that gets a smaller share of its cores shows it
 MAX_TEXT_CHARS = 200  # length of a text in the log
 END_REASONS = {
     "steps": "all steps done",
     "minutes": "time budget spent",
+    "cpu_minutes": "time budget of computing spent",
     "epochs": "all epochs done",
     "patience": "no more improvement",
     "signal": "stopped",
@@ -192,8 +194,9 @@ def display_lines(state: RunState, console: Console, width: int) -> Iterator[Tex
     elif state.evaluated is not None:
         yield _validation_line(state, state.evaluated)
     report = state.report
+    rate = f"{report.tokens_per_second:,.0f} tokens/s{describe_share(report.core_share)}"
     speed = f"lr {report.lr:.2e}", f"grad norm {format_number(report.grad_norm)}", f"epoch {report.epoch + 1:,}"
-    yield _labelled_line("speed", f"{report.tokens_per_second:,.0f} tokens/s", "", *speed)
+    yield _labelled_line("speed", rate, "", *speed)
     if state.sample is not None:
         yield Text()
         yield from _sample_lines(state.sample, console, width)
@@ -290,6 +293,7 @@ class LogDisplay(TerminalWatcher):
             size += f", {start.trainable:,} trainable"
         budget = [count_nouns(start.steps, "step")] if start.steps else []
         budget += [f"{start.minutes:g} minutes"] if start.minutes else []
+        budget += [f"{start.cpu_minutes:g} minutes of computing"] if start.cpu_minutes else []
         self._write_line(", ".join([f"{start.run or 'a run'}: {size}", start.device, *budget]))
         for note in start.notes:
             self.on_note(start.step, note)
@@ -304,7 +308,7 @@ class LogDisplay(TerminalWatcher):
             f"loss {format_number(report.loss)}",
             f"lr {report.lr:.2e}",
             f"grad norm {format_number(report.grad_norm)}",
-            f"{report.tokens_per_second:,.0f} tokens/s",
+            f"{report.tokens_per_second:,.0f} tokens/s" + describe_share(report.core_share),
             format_percent(report.fraction_done) + (f", {left} left" if left else ""),
         ]
         self._write_line("  ".join(values))
@@ -356,6 +360,15 @@ class LogDisplay(TerminalWatcher):
         self.stream.flush()
 
 
+def describe_share(share: float) -> str:
+    """The share of its cores that a run gets, in brackets; "" if it gets nearly all of the time, or if it is unknown.
+
+    >>> describe_share(0.52), describe_share(0.97), describe_share(math.nan)
+    (' (52 % of the cores)', '', '')
+    """
+    return f" ({format_percent(share)} of the cores)" if share < SHOWN_SHARE else ""
+
+
 def correctness_mark(sample: Sample) -> str:
     """✓ if the prediction is the expected text, ✗ if not; empty if there is no expected text."""
     if not sample.expected:
@@ -365,9 +378,8 @@ def correctness_mark(sample: Sample) -> str:
 
 def describe_end(end: RunEnd) -> str:
     """One line on how a run ended."""
-    parts = [
-        f"{count_nouns(end.step, 'step')} in {format_duration(end.seconds)} ({END_REASONS.get(end.reason, end.reason)})"
-    ]
+    took = f"{format_duration(end.seconds)}{describe_share(end.core_share)}"
+    parts = [f"{count_nouns(end.step, 'step')} in {took} ({END_REASONS.get(end.reason, end.reason)})"]
     intervals = end.final.intervals if end.final is not None else {}
     for name, value in end.metrics.items():
         ends = [format_number(one) for one in intervals.get(name, ())]

@@ -31,7 +31,7 @@ from qkv.tasks.prepare.prepare import PreparedRun, prepare, uses_in_batch_negati
 from qkv.text import Tokenizer
 from qkv.train.parallel.world import select_device
 from qkv.train.recipe.recipe_file import to_toml
-from qkv.train.recipe.schema import Recipe
+from qkv.train.recipe.schema import BUDGETS, Recipe
 
 MEASURED_POOLS = 4  # pools of examples on which packing is measured
 SHOWN_EXAMPLES = 3
@@ -94,7 +94,7 @@ def describe_prepared(prepared: PreparedRun) -> Description:
     micro_batch, memory_note = _fit_into_memory(prepared)
     all_counts = [objective.counts for objective in stream.objectives]
     valid = prepared.valid_data
-    budget = {name: getattr(recipe.train, name) for name in ("steps", "minutes", "epochs")}
+    budget = {name: getattr(recipe.train, name) for name in BUDGETS}
     return Description(
         recipe=to_toml(recipe),
         family=config.family,

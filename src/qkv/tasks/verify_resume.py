@@ -21,7 +21,7 @@ from qkv.plugins import child_environment, import_inherited
 from qkv.tasks.train import open_recipe, train
 from qkv.train.checkpoint.reader import Checkpoint
 from qkv.train.recipe import recipe_file
-from qkv.train.recipe.schema import Recipe
+from qkv.train.recipe.schema import BUDGETS, Recipe
 from qkv.train.run.folder import RunFolder
 from qkv.train.watch import StepReport, Watcher
 
@@ -76,7 +76,7 @@ def verify_resume(
 
 def shorten_recipe(name: str, overrides: Sequence[str], steps: int, save_every: int) -> Recipe:
     """The recipe with a limit of a few steps; model, data and precision stay the same."""
-    few = [f"train.steps={steps}", "train.minutes=0", "train.epochs=0", "train.patience=0", "train.trackers=[]"]
+    few = [*(f"train.{name}=0" for name in BUDGETS), f"train.steps={steps}", "train.patience=0", "train.trackers=[]"]
     often = [f"train.save_every={save_every}", "train.log_every=1", f"train.eval_every={steps}"]
     often.append("train.eval_examples=8")
     return recipe_file.read(name, [*overrides, *few, *often])

@@ -45,7 +45,7 @@ def estimate_seconds(section: TrainSection, network: Network, data: SequenceStre
     """Return the estimated time of a run's steps, if a GPU computes `flops` operations per second in large products."""
     parameters = sum(parameter.numel() for parameter in network.parameters())
     seconds_per_token = 6 * parameters / (FLOPS_FRACTION * flops)
-    limits = [section.minutes * 60] if section.minutes else []
+    limits = [minutes * 60 for minutes in (section.minutes, section.cpu_minutes) if minutes]
     if section.steps:
         limits.append(section.steps * section.batch_tokens * seconds_per_token)
     if section.epochs:

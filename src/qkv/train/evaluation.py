@@ -164,7 +164,8 @@ class Evaluator:
         metric, stopped, of_tokens, basis = section.metric, False, False, None
         seconds, pieces, examples = 0.0, 0, 0
         tenth = section.max_eval_fraction * progress.seconds
-        minimum = MIN_SECONDS if section.minutes else MIN_SECONDS_WITHOUT_CLOCK
+        has_clock = bool(section.minutes or section.cpu_minutes)
+        minimum = MIN_SECONDS if has_clock else MIN_SECONDS_WITHOUT_CLOCK
         limit = math.inf if plan is not None else max(tenth, minimum)
         if plan is not None:
             pieces, examples = plan.loss_pieces, plan.metric_examples
@@ -204,7 +205,7 @@ class Evaluator:
         if plan is None:
             plan = EvalPlan(pieces, examples)
             if not section.eval_every:
-                allowed = max(tenth, 0.0 if section.minutes else MIN_SECONDS_WITHOUT_CLOCK, 1e-3)
+                allowed = max(tenth, 0.0 if has_clock else MIN_SECONDS_WITHOUT_CLOCK, 1e-3)
                 plan = replace(plan, stride=min(max(1, math.ceil(seconds / allowed - 0.1)), DEFAULT_EVALUATIONS))
         else:
             plan = replace(plan, metric_examples=examples)

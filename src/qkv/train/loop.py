@@ -19,6 +19,7 @@ from qkv.data.load.loader import Loader
 from qkv.errors import QkvError
 from qkv.models.runtime import eval_mode
 from qkv.train.checkpoint.folder import CheckpointFolder
+from qkv.train.core_share import cpu_seconds
 from qkv.train.final_weights import load_final_weights
 from qkv.train.optim.schedule import lr_at
 from qkv.train.out_of_memory import is_out_of_memory, out_of_memory_error
@@ -73,6 +74,7 @@ def take_all_steps(job: Job, run: TrainingRun, speed: SpeedMeter, signals: StopS
     section, world, watcher = job.recipe.train, job.world, job.watcher
     progress, stepper, fraction_done = run.progress, run.stepper, run.fraction_done()
     start_time, saved_seconds = time.monotonic() - progress.seconds, progress.seconds
+    start_cpu = cpu_seconds() - progress.cpu_seconds / world.size
     recent: deque[tuple[int, Batch]] = deque(maxlen=section.log_every + 1)  # an error lists the bad step's examples
     evaluate_if_pending(job, run, speed, signals)
     reason = run.end_reason(section, fraction_done)
@@ -97,6 +99,8 @@ def take_all_steps(job: Job, run: TrainingRun, speed: SpeedMeter, signals: StopS
             stop, progress.seconds = stepper.synced_stop_and_seconds()
         else:
             stop, progress.seconds = signals.requested is not None, time.monotonic() - start_time
+        if section.cpu_minutes:
+            progress.cpu_seconds = world.sum_scalar(cpu_seconds() - start_cpu)
         fraction_before, fraction_done = fraction_done, run.fraction_done()
         due = find_due(section, progress, fraction_before, fraction_done)
         progress.scheduled_evals += due.scheduled_eval
@@ -110,6 +114,8 @@ def take_all_steps(job: Job, run: TrainingRun, speed: SpeedMeter, signals: StopS
             watcher.on_step(speed.report(progress, lr, float(stepper.grad_norm), fraction_done, batch.epoch))
         width = run.network.config.stack.width
         if note := speed.budget_note(job.recipe, progress, width, lambda: run.budget.epochs_read(run.loader.cursor)):
+            watcher.on_note(progress.step, note)
+        if note := speed.slow_note(section, progress):
             watcher.on_note(progress.step, note)
         show_sample(job, run, speed, signals)
         if due.evaluate and not stop:
@@ -175,7 +181,16 @@ def finish_run(job: Job, run: TrainingRun, reason: str, signals: StopSignals) ->
     if report.final is not None:
         report = replace(report, final=replace(report.final, weights_step=weights_step))
     watcher.on_evaluate(report)
-    end = RunEnd(progress.step, progress.seconds, reason, report.metrics, job.recipe.run, report.subset, report.final)
+    end = RunEnd(
+        progress.step,
+        progress.seconds,
+        reason,
+        report.metrics,
+        job.recipe.run,
+        report.subset,
+        report.final,
+        run.share.measure(),
+    )
     watcher.on_end(end)
     return end
 

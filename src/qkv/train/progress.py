@@ -34,6 +34,7 @@ class Progress:
     step: int = 0
     tokens: int = 0  # tokens of all ranks, without padding
     seconds: float = 0.0
+    cpu_seconds: float = 0.0  # that the threads of all ranks have computed
     loss_sum: float = 0.0  # the sum of the losses since the last report
     loss_steps: int = 0  # the number of steps in that sum
     skipped_steps: int = 0  # steps skipped because the loss or gradient was not finite
@@ -65,6 +66,7 @@ class Budget:
 
     steps: int
     seconds: float
+    cpu_seconds: float
     num_pools: int  # the limit in epochs, as a number of pools (`qkv.data` shuffles the data pool by pool); 0: no limit
     pool_size: Callable[[int], int]  # the number of items in a pool; an item is a sequence or a group of them
     pools_in_epoch: int = 0  # 0 for a mixture, which has no common epochs
@@ -75,12 +77,15 @@ class Budget:
         num_pools = data.order.num_pools(section.epochs) if section.epochs else 0
         pool_size = lru_cache(1)(lambda pool: len(data.plan_pool(pool).item_order))
         pools_in_epoch = data.order.num_pools(1) if len(data.objectives) == 1 else 0
-        return cls(section.steps, section.minutes * 60, num_pools, pool_size, pools_in_epoch)
+        seconds, cpu_seconds = section.minutes * 60, section.cpu_minutes * 60
+        return cls(section.steps, seconds, cpu_seconds, num_pools, pool_size, pools_in_epoch)
 
-    def fraction_done(self, step: int, seconds: float, cursor: StreamCursor = FIRST_CURSOR) -> float:
+    def fraction_done(
+        self, step: int, seconds: float, cursor: StreamCursor = FIRST_CURSOR, cpu_seconds: float = 0.0
+    ) -> float:
         """Return the spent fraction of the budget, 0 … 1: the largest of the fractions of its limits."""
         read = self._pools_read(cursor) if self.num_pools else 0.0
-        pairs = ((step, self.steps), (seconds, self.seconds), (read, self.num_pools))
+        pairs = ((step, self.steps), (seconds, self.seconds), (cpu_seconds, self.cpu_seconds), (read, self.num_pools))
         return min(max((spent / limit for spent, limit in pairs if limit), default=0.0), 1.0)
 
     def epochs_read(self, cursor: StreamCursor) -> float:
@@ -92,10 +97,12 @@ class Budget:
         # read.
         return cursor.pool + (cursor.item / self.pool_size(cursor.pool) if cursor.item else 0.0)
 
-    def reason(self, step: int, seconds: float) -> str:
-        """Return the limit that was reached: "steps", "minutes" or "epochs"."""
+    def reason(self, step: int, seconds: float, cpu_seconds: float = 0.0) -> str:
+        """Return the limit that was reached: "steps", "minutes", "cpu_minutes" or "epochs"."""
         if self.steps and step >= self.steps:
             return "steps"
+        if self.cpu_seconds and cpu_seconds >= self.cpu_seconds:
+            return "cpu_minutes"
         return "minutes" if self.seconds and seconds >= self.seconds else "epochs"
 
 

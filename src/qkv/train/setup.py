@@ -16,6 +16,7 @@ from qkv.train.allocator import keep_freed_memory
 from qkv.train.checkpoint.manager import CheckpointManager
 from qkv.train.checkpoint.reader import Checkpoint
 from qkv.train.compile import should_compile
+from qkv.train.core_share import CoreShare
 from qkv.train.evaluation import Evaluator, TaskMetrics, broadcast_json
 from qkv.train.loss.training_module import TrainingModule
 from qkv.train.optim.averages import Ema
@@ -73,15 +74,17 @@ class TrainingRun:
     progress: Progress
     notes: list[str]
     is_resumed: bool
+    share: CoreShare = field(default_factory=CoreShare)  # of the whole run
 
     def fraction_done(self) -> float:
         """Return the fraction of the budget that is spent, 0 … 1."""
-        return self.budget.fraction_done(self.progress.step, self.progress.seconds, self.loader.cursor)
+        progress = self.progress
+        return self.budget.fraction_done(progress.step, progress.seconds, self.loader.cursor, progress.cpu_seconds)
 
     def end_reason(self, section: TrainSection, fraction_done: float) -> str:
-        """Return why the run ends now: "steps", "minutes", "epochs" or "patience"; "" if it continues."""
+        """Return why the run ends now: the limit of the budget, or "patience"; "" if it continues."""
         if fraction_done >= 1:
-            return self.budget.reason(self.progress.step, self.progress.seconds)
+            return self.budget.reason(self.progress.step, self.progress.seconds, self.progress.cpu_seconds)
         return "patience" if section.patience and self.progress.evals_since_best >= section.patience else ""
 
 
@@ -245,6 +248,7 @@ def describe_start(job: Job, run: TrainingRun) -> RunStart:
         step=run.progress.step,
         steps=section.steps,
         minutes=section.minutes,
+        cpu_minutes=section.cpu_minutes,
         device=str(job.world.device),
         notes=tuple(run.notes),
     )

@@ -1,5 +1,6 @@
 """The reports of a run, and `Watcher`, which receives them: a display, a log file, a tracker."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ class RunStart:
     minutes: float  # the budget in minutes; 0 if there is no such limit
     device: str
     notes: tuple[str, ...] = ()
+    cpu_minutes: float = 0.0  # the budget in minutes of computing; 0 if there is no such limit
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class StepReport:
     fraction_done: float  # the spent fraction of the budget, 0 … 1
     seconds_left: float  # the estimated time left
     epoch: int
+    core_share: float = math.nan  # of the cores that it asks for, the fraction that it gets; NaN if unknown
 
 
 @dataclass(frozen=True)
@@ -74,11 +77,12 @@ class RunEnd:
 
     step: int
     seconds: float
-    reason: str  # "steps", "minutes", "epochs", "patience", "signal"
+    reason: str  # "steps", "minutes", "cpu_minutes", "epochs", "patience", "signal"
     metrics: dict[str, float] = field(default_factory=dict)
     folder: str = ""
     subset: str = ""  # how much of the validation data the metrics use, in words; "" is all of it
     final: FinalScore | None = None
+    core_share: float = math.nan  # of the cores that it asked for, the fraction that it got; NaN if unknown
 
 
 class Watcher:

@@ -14,7 +14,7 @@ from qkv.tasks.report.errors import ErrorReport
 from qkv.tasks.report.leakage import LeakageReport
 from qkv.tasks.report.learning_curve import LearningCurve
 from qkv.tasks.report.score import ScoreReport, to_points
-from qkv.train.recipe.schema import Files, Recipe
+from qkv.train.recipe.schema import BUDGETS, Files, Recipe
 
 NEARLY_PERFECT = 98.0  # points
 MIN_LEAD = 2.0  # points above a baseline
@@ -92,7 +92,7 @@ class RunDiagnostics(RunFindings):
     def budget(self) -> dict[str, float]:
         """The limits of the run: the keys of its recipe and their values."""
         train = self.recipe.train
-        limits = {"train.steps": train.steps, "train.minutes": train.minutes, "train.epochs": train.epochs}
+        limits = {f"train.{name}": getattr(train, name) for name in BUDGETS}
         return {key: value for key, value in limits.items() if value}
 
     @property

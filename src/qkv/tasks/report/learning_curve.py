@@ -257,7 +257,15 @@ def shorten_recipe(
         cache_dir=str(folder.parent / "cache"),
     )
     budget = replace(
-        recipe.train, minutes=minutes, steps=0, epochs=0, patience=0, eval_examples=0, trackers=(), metric=""
+        recipe.train,
+        minutes=minutes,
+        steps=0,
+        epochs=0,
+        cpu_minutes=0,
+        patience=0,
+        eval_examples=0,
+        trackers=(),
+        metric="",
     )
     tokenizer = replace(recipe.tokenizer, from_=model_folder)
     return replace(recipe, run=str(folder), data=data, tokenizer=tokenizer, train=replace(budget, final="last"))

@@ -27,7 +27,7 @@ from qkv.progress import OnStage
 from qkv.tasks.prepare.prepare import PreparedRun, prepare
 from qkv.tasks.study.plan import Study
 from qkv.tasks.train import train
-from qkv.train.recipe.schema import Recipe
+from qkv.train.recipe.schema import BUDGETS, Recipe
 from qkv.train.run.folder import RunFolder
 
 TIMED_STEPS, WARM_UP_STEPS, TIMED_RUNS = 12, 4, 3
@@ -73,10 +73,10 @@ def find_overrides(
         return {name: match_parameters(name, one.config, target) for name, one in prepared.items()}
     recipes = {name: study.recipe(variant.overrides) for name, variant in study.variants.items()}
     for name, recipe in recipes.items():
-        if not recipe.train.steps or recipe.train.minutes or recipe.train.epochs:
+        if [name for name in BUDGETS if getattr(recipe.train, name)] != ["steps"]:
             raise UsageError(
                 f"--match {match} chooses train.steps, so the budget of {name} must be in steps: set train.steps, and "
-                "leave train.minutes and train.epochs out"
+                "leave train.minutes, train.epochs and train.cpu_minutes out"
             )
     if match == "seconds":
         cost = time_steps(study, progress)

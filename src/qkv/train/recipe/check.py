@@ -5,7 +5,7 @@ from dataclasses import fields
 
 from qkv.data.objectives.table import OBJECTIVES, applicable_objectives
 from qkv.errors import UsageError
-from qkv.train.recipe.schema import RECURRENT_FAMILIES, Recipe
+from qkv.train.recipe.schema import BUDGETS, RECURRENT_FAMILIES, Recipe
 from qkv.train.recipe.table import SECTIONS
 from qkv.values import InvalidValue, check
 
@@ -105,8 +105,8 @@ def _objective_problem(recipe: Recipe) -> str:
 
 def _train_problem(recipe: Recipe) -> str:
     train, data = recipe.train, recipe.data
-    if not (train.steps or train.minutes or train.epochs):
-        return "the run would never end: set train.steps, train.minutes or train.epochs"
+    if not any(getattr(train, name) for name in BUDGETS):
+        return "the run would never end: set train.steps, train.minutes, train.epochs or train.cpu_minutes"
     if train.epochs and data.mix:
         return "each source of data.mix has its own epochs: set train.steps or train.minutes, not train.epochs"
     if train.residual_dtype == "bfloat16" and train.precision in ("float32", "float16"):

@@ -17,7 +17,7 @@ from qkv.errors import QkvError, UsageError, suggest_name, suggest_path
 from qkv.files import read_text, report_write_errors, to_path, write_atomically
 from qkv.plugins import check_imported, import_plugins
 from qkv.train.recipe.check import check_recipe
-from qkv.train.recipe.schema import Recipe
+from qkv.train.recipe.schema import BUDGETS, Recipe
 from qkv.train.recipe.table import MODEL_TABLES, RecipeText, Table, apply_overrides, recipe_from_table, to_table
 from qkv.train.recipe.toml import format_key, format_value, parse_toml
 
@@ -28,7 +28,8 @@ CHANGEABLE_ON_RESUME = frozenset(
     | {
         f"train.{name}"
         for name in (
-            *("steps", "minutes", "epochs", "patience", "final", "average_checkpoints"),
+            *BUDGETS,
+            *("patience", "final", "average_checkpoints"),
             *("micro_batch_tokens", "gradient_checkpointing", "device", "num_threads", "num_workers"),
             *("parallel", "tensor_parallel"),
             *("log_every", "eval_every", "eval_examples", "max_eval_fraction", "metric", "eval_beam", "trackers"),

@@ -25,6 +25,8 @@ from qkv.values import Limits, OneOf, Partial
 Files = str | tuple[str, ...] | dict[str, str]
 """A built-in dataset by name; a file, glob or folder; a list of these; or for line-aligned files, field → file."""
 
+BUDGETS = ("steps", "minutes", "epochs", "cpu_minutes")
+"""The keys of [train] that limit a run, which ends at the first limit that it reaches; 0 is no limit."""
 RECURRENT_FAMILIES = ("rnn", "gru", "lstm")
 """Values of `model.family` that replace the Transformer blocks of the family that the objective needs."""
 
@@ -143,6 +145,7 @@ class TrainSection:
     steps: Count = 0
     minutes: Annotated[float, Limits(0, 1e8)] = 0.0
     epochs: Count = 0
+    cpu_minutes: Annotated[float, Limits(0, 1e8)] = 0.0  # time that threads compute, however busy the machine is
 
     # Batch
     batch_tokens: Length = 16384  # tokens in each optimizer step, of all ranks, with padding
