@@ -99,7 +99,7 @@ OPTIONS = {
         *("--batch-size", "--device", "--dtype", "--json", "--max-tokens", "--model", "--out", "--pooling"),
         "--rebuild",
     ],
-    "lab": ["--again", "--all", "--book", "--data", "--json", "--out", "--seeds", "--size"],
+    "lab": ["--again", "--all", "--book", "--data", "--json", "--out", "--seed", "--seeds", "--size"],
     "search": ["--device", "--json", "--method", "--model", "--top"],
     "init": [
         *("--columns", "--encoding", "--format", "--from", "--json", "--minutes", "--out", "--records-key", "--shape"),

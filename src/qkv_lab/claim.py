@@ -1,7 +1,8 @@
 """A claim: a sentence of lecture notes, the experiment that tests it, and checks of the results.
 
 A claim is one file in `claims/`, which ends with `CLAIM = Claim(...)`. Its `run` yields points. Its `check` computes
-checks from the table of all points. The claim holds if the first check holds; further checks qualify it.
+checks from the table of all points. The claim holds if the first check holds, on the means over the seeds and for every
+seed alone; further checks qualify it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -31,8 +32,9 @@ NOTES = {
     "review": "Day 70 DL review: Transformer",
     "inside": "Inside a Transformer",
     "video": "Transformer, after Umar Jamil's video",
+    "paper": "Vaswani et al. 2017, Attention Is All You Need",
 }
-"""The lecture notes that are quoted, by a short name."""
+"""The lecture notes that are quoted, by a short name, and the paper that they are about."""
 
 
 class Quote(NamedTuple):
@@ -50,11 +52,16 @@ class Quote(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A statement about the results, whether it holds, and the figures that show it."""
+    """A statement about the results, whether it holds, and the figures that show it.
+
+    It has to hold for every seed alone, unless `needs_all_seeds` says that it is about the interval over the seeds.
+    """
 
     statement: str
     holds: bool
     found: str
+    needs_all_seeds: bool = False
+    by_seed: tuple[bool, ...] = ()  # whether it holds for each seed alone; `ClaimResult.checks` sets it
 
 
 @dataclass(frozen=True, kw_only=True)

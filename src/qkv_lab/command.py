@@ -24,6 +24,7 @@ def lab(
     all: Annotated[bool, Flag] = False,
     size: str = "small",
     seeds: int = 0,
+    seed: int = 0,
     again: Annotated[bool, Flag] = False,
     data: Path | None = None,
     out: Path = Path("runs/lab"),
@@ -53,6 +54,8 @@ def lab(
         small takes minutes on a CPU, full takes longer and measures more; mini only tests the code.
     seeds
         The number of seeds; 0 is the claim's default.
+    seed
+        The first seed. Seeds that no one has looked at test a verdict: `qkv lab recall --seed 100 --out runs/fresh`.
     again
         Run all seeds again, also those that already have results.
     data
@@ -65,6 +68,7 @@ def lab(
     if size not in SIZE_NAMES:
         raise UsageError(f"--size {size}: unknown size; choose {', '.join(SIZE_NAMES)}")
     check_minimum("seeds", seeds, 0)
+    check_minimum("seed", seed, 0)
     if all and names:
         raise UsageError("--all runs every claim; leave out the names, or leave out --all")
     with fast_imports():
@@ -88,7 +92,7 @@ def lab(
             skipped |= {name: f"its results were made with --data {one}" for name, one in earlier.items() if one}
         claims = [claim for claim in claims if claim.name not in skipped]
         print_notes("--all", [f"{name} is left out: {reason}" for name, reason in skipped.items()])
-    results = [run_one(claim, size, seeds, again, data, out, json) for claim in claims]  # type: ignore[arg-type]
+    results = [run_one(claim, size, seeds, seed, again, data, out, json) for claim in claims]  # type: ignore[arg-type]
     if json:
         print_json([result.to_dict() for result in results])
     elif len(results) > 1:
@@ -104,7 +108,7 @@ def data_of_results(claim: "Claim", size: "Size", out: Path) -> str:
 
 
 def run_one(
-    claim: "Claim", size: "Size", seeds: int, again: bool, data: Path | None, out: Path, json: bool
+    claim: "Claim", size: "Size", seeds: int, seed: int, again: bool, data: Path | None, out: Path, json: bool
 ) -> "ClaimResult":
     """Run one claim, save its picture, and print its results."""
     from qkv.files import save_text
@@ -113,7 +117,9 @@ def run_one(
     from qkv_lab.run import run_claim
 
     with stages_bar() as progress:
-        result = run_claim(claim, size, seeds=seeds, again=again, folder=out, data=data, progress=progress)
+        result = run_claim(
+            claim, size, seeds=seeds, first_seed=seed, again=again, folder=out, data=data, progress=progress
+        )
     picture = out / f"{claim.name}.svg"
     save_text(picture, draw_claim(claim, result.table))
     if not json:

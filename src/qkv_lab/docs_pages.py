@@ -22,18 +22,20 @@ MAX_COLUMNS = 9
 INTRODUCTION = """# The lab
 
 Lecture notes make claims about the Transformer: its cost is quadratic, post-norm needs warm-up, beam search beats
-greedy decoding. Each claim below is quoted from notes and tested by an experiment on the engine that qkv trains with.
-You can run every one of them:
+greedy decoding. Each claim below is tested by an experiment on the engine that qkv trains with. Most are quoted from
+notes; where the notes only touch a subject, the quotation says what the experiment is about. You can run every one:
 
 ```sh
 qkv lab                      # list the claims
 qkv lab score-scaling        # run one: its numbers, its picture, whether it holds
 ```
 
-The figures are means over seeds, ± half of their 95 % confidence interval (Student's t). A claim holds if its
-first check holds, which the tables below list; it holds in part if another check fails. `make lab` runs all claims and
-writes these pages. [CONTRIBUTING](../../CONTRIBUTING.md) describes how to add a claim, and
-[mistakes in lecture notes](../notes.md) lists what is wrong in them."""
+The figures are means over seeds, ± half of their 95 % confidence interval (Student's t). A check holds if it holds
+for the means and for every seed alone, or for the interval if it names one. A claim holds if its first check holds,
+which the tables below list; it holds in part if another check fails. `make lab` runs all claims and writes these pages;
+`qkv lab NAME --seed 100 --out runs/fresh` tests a verdict with seeds that nobody has looked at.
+[CONTRIBUTING](../../CONTRIBUTING.md) describes how to add a claim, and [common mistakes in lecture
+notes](../notes.md) lists what is wrong in them."""
 
 
 def write_pages(folder: Path) -> list[Path]:

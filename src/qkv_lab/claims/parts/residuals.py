@@ -95,6 +95,7 @@ def check(table: Table) -> list[Check]:
             f"after {deep_trained} layers, a model without skip connections has learned less (by 0.5 nats or more)",
             worse - interval > 0.5,
             f"{table.mean(LOSS, NO_SKIP, deep_trained):.2f} against {table.mean(LOSS, BOTH, deep_trained):.2f} nats",
+            needs_all_seeds=True,
         ),
         Check(
             "norms alone keep the norm of the gradient (within a factor of 10), but not the difference between tokens "

@@ -169,17 +169,20 @@ def check(table: Table) -> list[Check]:
             "at their best learning rates, Adam has a lower loss than SGD with momentum (by at least 0.1 nats)",
             adam >= 0.1 and adam > adam_interval,
             f"{mean[ADAM]:.2f} against {mean[SGD]:.2f} nats (difference {adam:.2f} ± {adam_interval:.2f})",
+            needs_all_seeds=True,
         ),
         Check(
             "AdamW's weight decay of 0.01 changes the loss of Adam by less than 0.05 nats; an L2 penalty of 0.01 in "
             "the gradient raises it by at least 0.1",
             abs(decay) < 0.05 and l2 >= 0.1 and l2 > l2_interval,
             f"{decay:+.3f} ± {decay_interval:.3f} and {l2:+.2f} ± {l2_interval:.2f}",
+            needs_all_seeds=True,
         ),
         Check(
             "Muon has a lower loss than AdamW (by at least 0.05 nats)",
             muon >= 0.05 and muon > muon_interval,
             f"{mean[MUON]:.2f} against {mean[ADAMW]:.2f} nats (difference {muon:.2f} ± {muon_interval:.2f})",
+            needs_all_seeds=True,
         ),
         Check(
             "larger batches, for the same tokens in fewer steps, raise the loss of LAMB less than the loss of AdamW "
@@ -187,6 +190,7 @@ def check(table: Table) -> list[Check]:
             lamb >= 0.05 and lamb > lamb_interval,
             f"LAMB {fmean(tuned[LAMB]):.2f} → {fmean(large[LAMB]):.2f}, "
             f"AdamW {mean[ADAMW]:.2f} → {fmean(large[ADAMW]):.2f} nats",
+            needs_all_seeds=True,
         ),
         Check(
             f"more learning rates are workable (within {TOLERANCE} nats of the best) for AdamW than for SGD",

@@ -156,11 +156,13 @@ def check(table: Table) -> list[Check]:
             "interval",
             all(exponent > half for exponent, half in exponents.values()),
             ", ".join(f"{name} {exponent:.3f} ± {half:.3f}" for name, (exponent, half) in exponents.items()),
+            needs_all_seeds=True,
         ),
         Check(
             "the runs determine the irreducible loss E (interval within ±0.3 nats)",
             interval <= 0.3,
             f"E = {irreducible:.2f} ± {interval:.2f} nats, α = {joint['parameters']}, β = {joint['tokens']}",
+            needs_all_seeds=True,
         ),
         Check(
             f"for the same training tokens, seeing text {epochs[1]} times costs less than 0.05 nats, seeing it "

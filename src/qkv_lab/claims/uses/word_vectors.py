@@ -218,6 +218,7 @@ def check_gain(table: Table, measured: str, counts: list[int]) -> list[Check]:
             f"with {counts[0]} labelled examples, pretrained vectors gain at least 5 points of accuracy{of_data}",
             gains[0][0] >= 0.05 and gains[0][0] > gains[0][1],
             f"{100 * gains[0][0]:+.1f} ± {100 * gains[0][1]:.1f} points",
+            needs_all_seeds=True,
         ),
         Check(
             f"with {counts[-1]:,} labelled examples, their gain is less than half of the gain with "
