@@ -7,7 +7,7 @@ from decode_models import END, run_backend, tiny
 from qkv.blocks import SelfCache
 from qkv.decode import GenerationOptions, generate, score
 from qkv.decode.backend import CPU, REFERENCE
-from qkv.decode.beam import beam_search
+from qkv.decode.beam import BeamState, Hypothesis, _is_done, beam_search
 from qkv.decode.cache_edits import reorder_cache
 from qkv.decode.cpu.beam_slots import BeamSlots
 from qkv.decode.loop import GenerationCall, search_results
@@ -60,6 +60,26 @@ def test_stopping_early_loses_nothing(family: str, alpha: float) -> None:
     finally:
         beam._is_done = settled
     assert [(r.ids, r.score) for r in early] == [(r.ids, pytest.approx(r.score)) for r in never]
+
+
+@pytest.mark.parametrize(
+    ("alpha", "penalty", "last_score"),
+    [
+        (0.0, "power", -1.0),  # the bound is the log-probability itself
+        (1.0, "power", -10.0),  # divided by the largest length, 10
+        (-1.0, "power", -1 / 5),  # divided by 1 / the next length, 5
+        (1.0, "gnmt", -2.5),  # (5 + 10) / 6
+        (-1.0, "gnmt", -0.6),  # (5 + 5) / 6
+    ],
+)
+def test_a_search_stops_when_no_running_hypothesis_can_win(alpha: float, penalty: str, last_score: float) -> None:
+    """After 4 of at most 10 tokens, the worse of two finished hypotheses has the score −1."""
+    options = GenerationOptions(max_tokens=10, beam=2, length_penalty=alpha, length_penalty_kind=penalty)  # type: ignore[arg-type]
+    state = BeamState([[3], [4]], finished=[Hypothesis([3], -0.5, True), Hypothesis([4], -1.0, True)])
+    assert _is_done(state, options, 4, last_score * (1 + 1e-9))
+    assert not _is_done(state, options, 4, last_score * (1 - 1e-3))
+    del state.finished[1]
+    assert not _is_done(state, options, 4, 10 * last_score), "there is room for one more"
 
 
 def test_beam_one_is_greedy(network: Network) -> None:

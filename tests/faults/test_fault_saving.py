@@ -75,8 +75,10 @@ def test_a_disk_that_is_full_at_any_phase_leaves_the_older_whole_and_nothing_els
     CheckpointFolder(tmp_path, max_to_keep=1).save(10, held(1.0), {}, wait=True)
     checkpoints = CheckpointFolder(tmp_path, max_to_keep=1, on_phase=full)
     checkpoints.save(step, held(2.0), {})
-    if phase == "aside" and step != 10:
-        checkpoints.wait_for_save()  # nothing to put aside
+    if phase == "aside" and step != 10:  # nothing is put aside, so the disk is not full when it matters
+        checkpoints.wait_for_save()
+        assert [path.name for path in tmp_path.iterdir()] == ["step-000000020"]
+        assert torch.equal(checkpoints.newest().read_tensor("a"), torch.full((1000,), 2.0))
         return
     with pytest.raises(QkvError) as told:
         checkpoints.wait_for_save()

@@ -213,11 +213,16 @@ def test_mbart_marks_the_language_of_each_side(family, languages, sentencepiece_
     tokenizer = Tokenizer.load(write(tmp_path, sentencepiece__bpe__model=data, tokenizer_config__json=config))
     ids = fairseq_ids(reference, "the cat")
     german, french = (len(reference) + 1 + place for place in (2, 7))  # third and eighth of the list of languages
-    laid = {"MBartTokenizer": lambda code: [*ids, 2, code], "MBart50Tokenizer": lambda code: [code, *ids, 2]}[family]
-    assert tokenizer.encode("the cat") == laid(german)
-    assert tokenizer.target.encode("the cat") == laid(french)
+    around = {
+        "MBartTokenizer": lambda code, ids: [*ids, 2, code],
+        "MBart50Tokenizer": lambda code, ids: [code, *ids, 2],
+    }
+    laid = around[family]
+    assert tokenizer.encode("the cat") == laid(german, ids)
+    assert tokenizer.encode("the cat", "a") == laid(german, [*ids, *fairseq_ids(reference, "a")])
+    assert tokenizer.target.encode("the cat") == laid(french, ids)
     assert tokenizer.vocab_size == len(reference) + 1 + languages + 1
-    assert tokenizer.decode(laid(german)) == "the cat"
+    assert tokenizer.decode(laid(german, ids)) == "the cat"
 
 
 def test_albert_folds_case_and_accents(sentencepiece_model, tmp_path):

@@ -108,6 +108,21 @@ def test_random_numbers_of_a_step_depend_on_nothing_before() -> None:
     assert len({tuple(one) for one in [first, *others]}) == 5
 
 
+def test_every_micro_batch_of_every_step_has_random_numbers_of_its_own() -> None:
+    """With the same dropout mask in every micro-batch, the noise of a step would not average out."""
+    _, stepper = stepper_of(parts=3)
+    drawn, forward = [], stepper.module.forward
+
+    def record(*given: Any) -> Tensor:
+        drawn.append(tuple(torch.rand(4).tolist()))
+        return forward(*given)
+
+    stepper.module.forward = record  # type: ignore[method-assign]
+    for step in range(2):
+        stepper(a_batch("pairs"), step, 0.1)
+    assert len(drawn) == len(set(drawn)) == 6
+
+
 def test_a_step_with_dropout_is_the_same_again_and_another_step_is_not() -> None:
     config = network(*CASES["pairs"]).config
     stack = replace(config.decoder, dropout=0.5)
