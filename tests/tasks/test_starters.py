@@ -476,6 +476,14 @@ def test_lines_of_text_get_the_command_that_makes_a_table_of_them(
     assert command.replace("FOLDER", str(tmp_path)) in str(error.value)
 
 
+def test_a_new_tagger_reads_words_unless_other_libraries_must_load_it() -> None:
+    modern, exportable = loads(starter_recipe("tag")), loads(starter_recipe("tag", shape="exportable"))
+    assert (modern.tokenizer.kind, modern.model.preset) == ("hash", "")
+    assert (exportable.tokenizer.kind, exportable.model.preset) == ("byte-bpe", "bert-base")
+    assert "words" in modern.model.overrides
+    assert "words" not in exportable.model.overrides
+
+
 def test_words_and_tags_in_two_files_are_split_at_spaces(tmp_path: Path) -> None:
     for name, text in {"seq.in": "Anna sleeps\nBen\n", "seq.out": "B-PER O\nB-PER\n"}.items():
         (tmp_path / name).write_text(text)

@@ -27,8 +27,8 @@ class WordEmbedding(nn.Module):
         self.dropout = nn.Dropout1d(config.dropout)
 
     def init_weights(self, config: object) -> None:
-        """Sample the table with σ = 1, and the matrix such that its outputs have about σ = 1."""
-        nn.init.normal_(self.table.weight)
+        """Sample small vectors, so that what is learnt about frequent features counts more than rare ones."""
+        nn.init.normal_(self.table.weight, std=0.1)
         nn.init.xavier_normal_(self.mix.weight)
 
     def forward(self, payload: Payload) -> Tensor:

@@ -4,6 +4,7 @@ Sizes depend on the data, the machine and the training time. The recipe maps col
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +25,7 @@ from qkv.tasks.starters.sizes import (
     Machine,
     StarterSize,
     adapt_to_classification,
+    adapt_to_words,
     choose_fine_tuning,
     choose_size,
     find_machine,
@@ -42,6 +44,7 @@ READING_COMMENTS = {
     "encoding": "the encoding of the files",
     "records_key": "where in the JSON document the list of records is",
 }
+MAX_WORDS = 128  # of a sequence, if each word is one token
 SHORT_TEXT_CHARS = 32  # if the mean length of texts is at most this, a small model learns best from characters
 
 
@@ -86,6 +89,10 @@ def starter_recipe(
     size = choose_size(summary.bytes, machine, minutes)
     if starter.is_small:
         size = adapt_to_classification(size, summary.bytes)
+    if starter.hashes_words and (base_model or shape == "exportable"):
+        starter = replace(starter, hashes_words=False)
+    if starter.hashes_words:
+        starter, size = replace(starter, max_length=MAX_WORDS), adapt_to_words(size, summary.bytes)
     sections = {
         "": [("run", run or f"runs/{task}", "folder of the run, which becomes the model's folder")],
         "data": _data_lines(starter, summary, size),
@@ -169,6 +176,8 @@ def _model_lines(starter: Starter, size: StarterSize, shape: StarterShape) -> li
     if starter.is_small:
         head = {"pool": "mean", "dense": "none", "dropout": size.dropout}
         sizes.append(("head", head, "a linear layer on the mean of all tokens (BERT: first token, dense layer)"))
+    if starter.hashes_words:
+        sizes.append(("words", {"dropout": 0.2}, "in training, the fraction of the features of words that are dropped"))
     if starter.pretrained:
         return [("#from", starter.pretrained, "often better: fine-tune a trained model (qkv init … --from)"), *sizes]
     preset: RecipeLine = ("#preset", starter.preset, "a published architecture, or by hand:")
@@ -176,12 +185,14 @@ def _model_lines(starter: Starter, size: StarterSize, shape: StarterShape) -> li
 
 
 def _tokenizer_lines(starter: Starter, summary: FileSummary, size: StarterSize) -> list[RecipeLine]:
-    """The keys of [tokenizer]: words for a classifier, characters for few short pairs of texts, else subwords."""
+    """The keys of [tokenizer]: words for classifiers and taggers, characters for few short pairs, else subwords."""
     kind: RecipeLine = ("kind", "byte-bpe", "subwords of any text, without unknown tokens (others: unigram, char)")
     if starter.is_small:
         kind = ("kind", "wordpiece", "frequent words are one token each (others: byte-bpe, unigram, char)")
     elif starter.may_have_characters and size.vocab_size <= 2000 and summary.mean_chars <= SHORT_TEXT_CHARS:
         kind = ("kind", "char", "characters, as these texts are few and short (longer: byte-bpe, unigram, wordpiece)")
+    if starter.hashes_words:
+        return [("kind", "hash", "words are read by their letters and shape, so none is unknown (subwords: byte-bpe)")]
     lines = [kind, ("vocab_size", size.vocab_size, "maximum number of tokens in the vocabulary")]
     if starter.is_small:
         lines.append(("lowercase", True, "upper and lower case are the same"))

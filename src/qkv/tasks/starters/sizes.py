@@ -19,7 +19,9 @@ MIN_TOKENS_PER_PARAMETER = 2
 MIN_STEPS = 500  # a smaller batch is better than fewer steps
 MIN_BATCH_TOKENS = 1024
 CLASSIFIER_BATCH_TOKENS = 1024
+TAGGER_BATCH_TOKENS = 1024
 BYTES_PER_TOKEN = 4  # of English text, about
+BYTES_PER_TAGGED_WORD = 8  # a word and its tag, about
 ACTIVATION_BYTES = 136  # per token, layer and dimension of the width, about; in float32
 
 
@@ -126,6 +128,26 @@ def adapt_to_classification(size: StarterSize, data_bytes: float) -> StarterSize
         batch_tokens=CLASSIFIER_BATCH_TOKENS,
         lr=1e-3,
         max_epochs=max(10, math.ceil(MIN_STEPS / max(epoch_steps, 1))),
+        ema_decay=0.99,
+    )
+
+
+def adapt_to_words(size: StarterSize, data_bytes: float) -> StarterSize:
+    """The size for a tagger that reads words by their hashed features: small, because few tags are soon memorised.
+
+    >>> size = choose_size(1e6, Machine(cores=2, memory_bytes=24e9))
+    >>> adapt_to_words(size, 1e6).max_epochs, adapt_to_words(size, 1e4).max_epochs
+    (30, 410)
+    """
+    epoch_steps = data_bytes / BYTES_PER_TAGGED_WORD / TAGGER_BATCH_TOKENS
+    return replace(
+        size,
+        width=128,
+        layers=2,
+        dropout=0.4,
+        batch_tokens=TAGGER_BATCH_TOKENS,
+        lr=2e-3,
+        max_epochs=max(30, math.ceil(MIN_STEPS / max(epoch_steps, 1e-9))),
         ema_decay=0.99,
     )
 

@@ -26,6 +26,7 @@ class Starter:
     exportable_preset: str = ""  # a published architecture that other libraries can load; empty: the default is one
     objective_lines: tuple[RecipeLine, ...] = ()  # keys of [objective]
     is_small: bool = False  # labelled data is scarce: a shallow model with whole words as tokens suits it
+    hashes_words: bool = False  # a new model reads words by their hashed features, unless it must be exportable
     may_have_characters: bool = False  # if there are few short texts, tokens are characters
     shortens: bool = False  # the target is shorter than the source
     metric: str = ""  # the metric that selects the best weights; empty: the default of `train.metric`

@@ -267,6 +267,7 @@ class TagTask(RecordTask):
         256,
         pretrained="google-bert/bert-base-cased",
         exportable_preset="bert-base",
+        hashes_words=True,
     )
     example_data = (
         "a CoNLL file (a word and its tag in each line), or JSON Lines like "
