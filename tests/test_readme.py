@@ -22,6 +22,7 @@ from chat_models import chat_model
 
 import qkv
 from qkv import cli
+from qkv.data.builtin import find_dataset
 from qkv.decode import GenerationOptions
 from qkv.search.evaluate import DEFAULT_METRICS
 from qkv.tasks.starters.sizes import SIZES
@@ -33,6 +34,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/training.md", "docs/decoding.md", "docs/inside.md")
 # In this order: the page about embedding uses a model of the page about masked words.
 TASKS = ("translate", "summarise", "classify", "tag", "answer", "fill", "complete", "chat", "embed", "search", "report")
+IMAGE_TASKS = ("describe", "ask")  # their examples need Pillow
 SHORT_TRAINING = "train.steps=1 train.minutes=0 train.eval_examples=4 model.layers=1"
 SHORT_DATES = "train.steps=8 data.epoch_examples=600 train.eval_examples=4 data.cache_dir=cache"
 
@@ -103,13 +105,34 @@ def test_examples_run_in_reading_order(reader_folder: Path) -> None:
 
 def test_examples_of_tasks_run(tmp_path: Path) -> None:
     """The page on evaluation uses the models of the pages on tasks."""
-    assert {f"{name}.md" for name in (*TASKS, "README")} == {path.name for path in (ROOT / "docs/tasks").iterdir()}
+    pages = {path.stem for path in (ROOT / "docs/tasks").iterdir()}
+    assert {*TASKS, *IMAGE_TASKS, "README"} == pages
     write_task_files(tmp_path)
     chat_model().save(tmp_path / "models/smollm2")
     for page in (*(f"docs/tasks/{name}.md" for name in TASKS), "docs/evaluation.md"):
         blocks = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
         shortened = [(kind, re.sub(r"train\.minutes=[0-9]+", SHORT_TRAINING, text)) for kind, text in blocks]
         run_examples(page, shortened, tmp_path)
+
+
+def test_examples_of_tasks_with_images_run(tmp_path: Path) -> None:
+    pytest.importorskip("PIL", reason="Pillow is not installed")
+    examples = [find_dataset("scenes").example("train", number) for number in range(60)]
+    (tmp_path / "pictures" / "few").mkdir(parents=True)
+    (tmp_path / "pictures" / "many").mkdir()
+    captions, questions = ["image\tcaption"], ["image\tquestion\tanswer"]
+    for number, example in enumerate(examples):
+        name = f"pictures/{'few' if number % 2 else 'many'}/{number}.png"
+        (tmp_path / name).write_bytes(example["image"])
+        captions.append(f"{name}\t{example['caption']}")
+        questions.append(f"{name}\t{example['question']}\t{example['answer']}")
+    (tmp_path / "captions.tsv").write_text("\n".join(captions) + "\n", encoding="utf-8")
+    (tmp_path / "questions.tsv").write_text("\n".join(questions) + "\n", encoding="utf-8")
+    (tmp_path / "picture.png").write_bytes(examples[0]["image"])
+    for page in (f"docs/tasks/{name}.md" for name in IMAGE_TASKS):
+        blocks = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+        short = "train.steps=1 train.minutes=0 train.eval_examples=4 model.width=32"
+        run_examples(page, [(kind, re.sub(r"train\.minutes=[0-9]+", short, text)) for kind, text in blocks], tmp_path)
 
 
 def write_bert(folder: Path) -> None:

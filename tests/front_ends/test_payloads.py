@@ -41,7 +41,7 @@ def encoder(name: str, format: SquareFiles) -> EncodePayloads:
 
 def objective(name: str, examples: object, format: SquareFiles, **options: object) -> Objective:
     if name == "seq2seq":
-        options = {"max_length": 160, "max_source_length": 32, "source_format": format, **options}
+        options = {"max_length": 160, "max_source_length": 32, "source_payloads": {"source": format}, **options}
         return Seq2SeqObjective(examples, tokenizer(), **options)
     if name == "causal_lm":
         return PayloadLMObjective(examples, tokenizer(), field="image", format=format, **{"max_length": 160, **options})

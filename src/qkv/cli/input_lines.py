@@ -119,7 +119,7 @@ class RunNotes:
             self.num_truncated += sum(result.finish_reason == "length" for result in results)
         self.num_in_parts += sum(bool(result.parts) for result in results) if self.why_parts else 0
         tokenizer = self.model.tokenizer
-        if tokenizer is None or tokenizer.special_tokens.unk is None:
+        if tokenizer is None or tokenizer.special_tokens.unk is None or self.model.config.front_ends:
             return
         unk = tokenizer.special_tokens.unk
         with_unknown = [line for line, ids in zip(lines, tokenizer.encode_batch(lines), strict=True) if unk in ids]

@@ -28,7 +28,7 @@ from qkv.models import Config
 from qkv.progress import OnProgress
 from qkv.tasks.calls import TaskCall
 from qkv.tasks.run.generate import GeneratedText
-from qkv.tasks.table import TASKS, find_task, supported_tasks
+from qkv.tasks.table import IMAGE_TASKS, TASKS, find_task, supported_tasks
 from qkv.tasks.task import Task
 from qkv.values import FieldInfo, find_fields
 from qkv.values.types import is_union, strip_notes
@@ -40,7 +40,7 @@ GENERATION_FLAGS = ("max_tokens", "beam", "temperature", "top_k", "top_p", "seed
 def make_flags() -> Any:
     """The options of all tasks as one dataclass of flags. A flag that is not given is None."""
     rows: dict[str, list[tuple[Task, FieldInfo]]] = {}
-    for task in TASKS.values():
+    for task in (TASKS[name] for name in TASKS if name not in IMAGE_TASKS):
         for option in find_fields(task.Options):
             if not option.is_hidden and option.key not in GENERATION_FLAGS:
                 rows.setdefault(option.key, []).append((task, option))
@@ -220,10 +220,10 @@ def check_completion(generation: dict[str, Any], options: dict[str, Any]) -> Non
 def choose_task(config: Config, options: dict[str, Any]) -> Task:
     """The model's task that has the given options; an error for an option of another task."""
     own = supported_tasks(config) or [find_task(config)]
-    known = {task.name: {one.key for one in find_fields(task.Options)} for task in TASKS.values()}
     for task in own:
-        if set(options) <= known[task.name]:
+        if set(options) <= {one.key for one in find_fields(task.Options)}:
             return task
+    known = {task.name: {one.key for one in find_fields(task.Options)} for task in TASKS.values()}
     for name in options:
         (flag,) = list_flags({name: options[name]})
         if not any(name in known[task.name] for task in own):
@@ -300,7 +300,7 @@ def run_task(
     """Run a model's task, and print a result for each line; an empty one for an empty line."""
     call: TaskCall[Any] = TaskCall(model, task)
     given = {**options, **generation}
-    empty = call("") if GeneratedText in task.results else None
+    empty = call("") if GeneratedText in task.results and not lines.names_files else None
     # The details of a result take several lines, so lines on stdin have none.
     has_more = options.get("top", 0) > 1 or options.get("align", False) or task.shows_details
     has_details = has_more and bool(lines.texts)

@@ -91,12 +91,18 @@ class PayloadSlot:
 
 @dataclass
 class FlatPayloads:
-    """The payloads of n training examples, one for each."""
+    """The payloads of n training examples for one front end."""
 
     values: np.ndarray  # (n, F)
     sizes: IntArray  # (k, 2)
     lengths: IntArray  # (k,)
     positions: IntArray  # (m,) the index of each placeholder in `FlatExamples.ids`, or `source_ids`
+
+    @staticmethod
+    def join(parts: "Sequence[FlatPayloads]") -> "FlatPayloads":
+        """The payloads of several fields, one field after the other."""
+        columns = zip(*((one.values, one.sizes, one.lengths, one.positions) for one in parts), strict=True)
+        return parts[0] if len(parts) == 1 else FlatPayloads(*map(np.concatenate, columns))
 
 
 class PayloadField:

@@ -73,13 +73,14 @@ class TaskCall(Generic[R]):
             raise UsageError(
                 f"m.{task.name} needs the {' and the '.join(names[1:])}, too: write m.{task.name}({', '.join(names)})"
             )
-        texts = given[0] if len(given) == 1 else join_inputs(names, given)
-        size, config = task.batch_size if batch_size is None else batch_size, self._calls.config
+        modality = task.input_modality(self._calls.config)
+        texts = given[0] if len(given) == 1 else join_inputs(names, given, modality)
+        size = task.batch_size if batch_size is None else batch_size
 
         def run(several: Sequence[Any]) -> Sequence[Any]:
             return task.run(self._calls.find_model(task, batch_size=size, progress=progress), several, options)
 
-        return map_texts(run, texts, size, task.input_modality(config))
+        return map_texts(run, texts, size, modality)
 
 
 class TaskCalls:
@@ -91,6 +92,8 @@ class TaskCalls:
     _chat: "tuple[str | None, Chat] | None" = None
 
     if TYPE_CHECKING:
+        describe: TaskCall[GeneratedText]
+        ask: TaskCall[GeneratedText]
         translate: TaskCall[GeneratedText]
         summarise: TaskCall[GeneratedText]
         complete: TaskCall[Completion]
@@ -213,20 +216,27 @@ def stream_batches(
         yield from run(batch)
 
 
-def join_inputs(names: Sequence[str], given: Sequence[Any]) -> Any:
+def join_inputs(names: Sequence[str], given: Sequence[Any], modality: str = "text") -> Any:
     """The inputs as tuples, one for each text. If one input is a single text and another a list or an iterator, the
     single text is used for all.
+
+    With another modality, such as "image", a value of it, or a tuple of several, is also single.
     """
+
+    def is_single(side: Any) -> bool:
+        is_value = modality != "text" and (isinstance(side, tuple) or not MODALITIES[modality].check(side))
+        return isinstance(side, str) or is_value
+
     for name, side in zip(names, given, strict=True):
-        if not isinstance(side, Iterable) or isinstance(side, bytes):
+        if not is_single(side) and (not isinstance(side, Iterable) or isinstance(side, bytes)):
             raise UsageError(f"{name} must be a text, or a list or an iterator of texts, got {shorten(repr(side), 60)}")
-    if all(isinstance(side, str) for side in given):
+    if all(map(is_single, given)):
         return tuple(given)
-    several = [side for side in given if not isinstance(side, str)]
+    several = [side for side in given if not is_single(side)]
     has_iterator = any(isinstance(side, Iterator) for side in several)
     if not has_iterator and len({len(side) for side in several}) > 1:
         counts = " for ".join(f"{len(side)} {name}s" for name, side in zip(names, given, strict=True))
         raise UsageError(f"{counts}; give lists of equal length")
     rows = zip(*several, strict=True)
-    tuples = (tuple(side if isinstance(side, str) else next(row) for side in given) for row in map(iter, rows))
+    tuples = (tuple(side if is_single(side) else next(row) for side in given) for row in map(iter, rows))
     return tuples if has_iterator else list(tuples)

@@ -20,8 +20,12 @@ TASKS: OpenTable[Task] = OpenTable(
         "tag": "qkv.tasks.verbs.tag:TAG",
         "answer": "qkv.tasks.verbs.answer:ANSWER",
         "embed": "qkv.tasks.verbs.embed:EMBED",
+        "describe": "qkv.tasks.verbs.describe:DESCRIBE",
+        "ask": "qkv.tasks.verbs.ask:ASK",
     },
 )
+IMAGE_TASKS = ("describe", "ask")
+"""Tasks that only models with a front end or a back end can have; for other models, they are not imported."""
 
 
 def register_task(task: Task, *, replace: bool = False) -> Task:
@@ -50,13 +54,16 @@ def find_task(config: Config) -> Task:
 
 def supported_tasks(config: Config) -> list[Task]:
     """The tasks that a model supports, its own first."""
-    found = [task for task in TASKS.values() if task.supports(config)]
+    has_ends = config.front_ends or config.back_ends
+    possible = (TASKS[name] for name in TASKS if has_ends or name not in IMAGE_TASKS)
+    found = [task for task in possible if task.supports(config)]
     return sorted(found, key=lambda task: task.name != config.task)
 
 
 def name_task(config: Config, objective: str) -> Config:
     """Store the task's name in a config if head and family do not determine the task of this objective."""
-    own = next((task.name for task in TASKS.values() if task.objective == objective and task.supports(config)), None)
+    named = (task for task in TASKS.values() if task.objective == objective)
+    own = next((one.name for one in named if one.supports(dataclasses.replace(config, task=one.name))), None)
     return dataclasses.replace(config, task=None if own is None or own == find_task(config).name else own)
 
 

@@ -3,6 +3,8 @@
 Teacher forcing: the decoder reads the decoder start token and the target, and predicts the target and EOS.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from qkv.data.cache.examples import EncodedExamples
@@ -13,7 +15,7 @@ from qkv.data.objectives.base import FlatExamples, TooLongPolicy, check_length, 
 from qkv.data.objectives.record_objective import RecordObjective
 from qkv.data.objectives.table import ObjectiveSetup, ObjectiveSpec, RecordField, RequiredTokens
 from qkv.data.objectives.template import SpecialTokenTemplate
-from qkv.data.payloads import PayloadField, PayloadFormat, PayloadSlot
+from qkv.data.payloads import FlatPayloads, PayloadField, PayloadFormat, PayloadSlot
 from qkv.data.ragged import IntArray, ragged_index, ragged_join, ragged_starts
 from qkv.data.stream.random_bits import EpochRng
 from qkv.text import Tokenizer
@@ -61,11 +63,14 @@ class Seq2SeqObjective(RecordObjective):
         too_long: TooLongPolicy = "error",
         source_template: SpecialTokenTemplate | None = None,
         decoder_start_token_id: int | None = None,
-        source_format: PayloadFormat | None = None,
+        source_payloads: Mapping[str, PayloadFormat] | None = None,
     ):
-        super().__init__(examples, tokenizer, "source", "target")
-        self.source_payloads = None if source_format is None else PayloadField(examples, "source", source_format)
-        self.payloads = () if source_format is None else (PayloadSlot(source_format, is_source=True),)
+        payloads = source_payloads or {}
+        self.reads_text = not payloads or ("source" in examples.fields and "source" not in payloads)
+        super().__init__(examples, tokenizer, *(["source"] if self.reads_text else []), "target")
+        self.source_payloads = [PayloadField(examples, name, format) for name, format in payloads.items()]
+        formats = {format.kind: format for format in payloads.values()}
+        self.payloads = tuple(PayloadSlot(format, is_source=True) for format in formats.values())
         self.too_long = too_long
         self.source_template = source_template or SpecialTokenTemplate.eos_only(tokenizer)
         self.decoder_start_token_id = find_decoder_start(tokenizer, decoder_start_token_id)
@@ -76,18 +81,24 @@ class Seq2SeqObjective(RecordObjective):
         check_length("max_source_length", max_source_length, self.source_template.num_special_tokens() + 1)
         self.max_lengths = (max_length, max_source_length)
         self.num_special_tokens = 1 + self.source_template.num_special_tokens()
-        if self.source_payloads is not None:
-            self.source_payloads.check_lengths(
-                "max_source_length", max_source_length, self.too_long, self.num_special_tokens - 1
-            )
+        for payload in self.source_payloads:
+            num_other = self.num_special_tokens - 1
+            payload.check_lengths("max_source_length", max_source_length, self.too_long, num_other)
         self.count_records()
 
     def required_lengths(self, examples: IntArray | slice) -> IntArray:
         """The lengths of target and source with special tokens: (n, 2)."""
         target = self.field_lengths("target", examples) + 1
-        payloads = self.source_payloads
-        source = self.field_lengths("source", examples) if payloads is None else payloads.lengths[examples]
+        source = self.text_lengths(examples)
+        for payload in self.source_payloads:
+            source = source + payload.lengths[examples]
         return np.stack([target, source + self.source_template.num_special_tokens()], axis=1)
+
+    def text_lengths(self, examples: IntArray | slice) -> IntArray:
+        """The lengths of the texts of the sources; 0 if the sources have none."""
+        if self.reads_text:
+            return self.field_lengths("source", examples)
+        return np.zeros(len(self.examples), np.int64)[examples]
 
     def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
         """Sources, and targets for teacher forcing."""
@@ -96,22 +107,25 @@ class Seq2SeqObjective(RecordObjective):
         ids, labels, lengths = shift_right(
             *self.gather_first("target", examples, target), self.decoder_start_token_id, self.eos_token_id, max_length
         )
-        template, payloads = self.source_template, self.source_payloads
-        if payloads is None:
-            max_source = max_source_length - template.num_special_tokens()
-            source = np.minimum(self.field_lengths("source", examples), max_source)
-            texts = self.gather_first("source", examples, source)
-        else:
-            texts = payloads.placeholders(examples, self.pad_token_id)
-        source_ids, source_lengths = template.add_special_tokens(texts)
-        first = len(template.prefix)
+        template = self.source_template
+        parts = [payload.placeholders(examples, self.pad_token_id) for payload in self.source_payloads]
+        if self.reads_text:
+            room = max_source_length - template.num_special_tokens() - sum(counts for _, counts in parts)
+            source = np.minimum(self.field_lengths("source", examples), room)
+            parts.append(self.gather_first("source", examples, source))
+        source_ids, source_lengths = template.add_special_tokens(ragged_join(parts))
+        first: IntArray | int = len(template.prefix)
+        found: dict[str, list[FlatPayloads]] = {slot.format.kind: [] for slot in self.payloads}
+        for payload, (_, counts) in zip(self.source_payloads, parts, strict=False):
+            found[payload.format.kind].append(payload.read(examples, rng, source_lengths, first))
+            first = first + counts
         return FlatExamples(
             lengths,
             ids,
             {"tokens": labels},
             source_lengths=source_lengths,
             source_ids=source_ids,
-            payloads=[] if payloads is None else [payloads.read(examples, rng, source_lengths, first)],
+            payloads=[FlatPayloads.join(several) for several in found.values()],
         )
 
 
@@ -166,7 +180,7 @@ def make_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> Seq2SeqObj
         max_source_length=setup.max_source_length,
         source_template=SpecialTokenTemplate.for_source(setup.tokenizer),
         decoder_start_token_id=setup.decoder_start_token_id,
-        source_format=setup.payloads.get("source"),
+        source_payloads=setup.payloads,
     )
 
 

@@ -137,6 +137,8 @@ BUILT_IN = (
     "tagging",
     "question_answering",
     "contrastive",
+    "captioning",
+    "visual_questions",
 )
 
 OBJECTIVES = OpenTable[ObjectiveSpec]("objective", lazy={name: f"qkv.data.objectives.{name}:SPEC" for name in BUILT_IN})

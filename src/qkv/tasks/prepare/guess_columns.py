@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from pathlib import PurePath
 from shlex import quote
 from typing import Any
 
@@ -15,6 +16,7 @@ from qkv.data import Record
 from qkv.data.modalities import MODALITIES
 from qkv.data.objectives.table import OBJECTIVES, RecordField
 from qkv.data.readers.columns import get_nested, is_number
+from qkv.data.readers.formats import FORMAT_BY_EXTENSION
 from qkv.data.readers.joined_columns import JOINED_BY, split_joined
 from qkv.errors import UsageError, shorten
 from qkv.tasks.prepare.column_values import Column, ValueKind, is_copy, is_renamed
@@ -75,6 +77,7 @@ def find_readings(
     """
     columns = [Column(name, tuple(_as_text(get_nested(record.fields, name)) for record in records)) for name in names]
     guess = _Guess(kind, columns, shortens)
+    guess.read_files()
     guess.read_names()
     guess.read_values()
     return [drop_alternatives(kind, reading) for reading in guess.readings[:MAX_READINGS]]
@@ -115,6 +118,13 @@ class _Guess:
         """Add one of several choices of fields to each reading."""
         self.readings = [{**reading, **choice} for choice in choices for reading in self.readings]
 
+    def read_files(self) -> None:
+        """Give fields of images the columns whose values are names of image files."""
+        fields = [one for one in OBJECTIVES[self.kind].fields if one.modality == "image"]
+        files = [column for column in self.columns if column.given and all(map(is_image_path, column.given))]
+        for one, column in zip(fields, files, strict=False):
+            self.choose({one.name: column.name})
+
     def read_names(self) -> None:
         """Give fields the columns with names that are known for them, or that have such a name as a part.
 
@@ -125,6 +135,8 @@ class _Guess:
         rivals: list[Reading] = []
         for one in OBJECTIVES[self.kind].fields:
             taken = set(self.best.values())
+            if one.name in self.best:
+                continue
             known = [name for name in known_columns(one, names) if name not in taken]
             known = [name for name in known if _suits(one, by_name[name])]
             if not known and not one.only_with:
@@ -304,6 +316,11 @@ def _arrange(texts: Sequence[Column]) -> list[Reading]:
 
 def _joined(columns: Sequence[Column]) -> Reading:
     return {"text": JOINED_BY.join(column.name for column in columns)}
+
+
+def is_image_path(value: str) -> bool:
+    """Whether a value is the name of an image file."""
+    return FORMAT_BY_EXTENSION.get(PurePath(value).suffix.lower()) == "images"
 
 
 def is_payload(one: RecordField) -> bool:

@@ -44,6 +44,8 @@ class FileSummary:
     is_given: bool = False  # whether the user gave files or a built-in dataset
     reading: DataSection = field(default_factory=DataSection)  # the format and the key that the user chose
     max_score: float = 1.0  # the number that scores are divided by
+    num_images: int = 0  # of a record
+    first: tuple[Record, ...] = ()  # the first records, if they have images
     mean_chars: float = float("inf")  # mean characters of a text, over the first records
 
 
@@ -81,6 +83,13 @@ def inspect_files(
     is_same = all(name == column for name, column in columns.items())
     parts = [str(part) for column in columns.values() for part in split_joined(column)]
     chars = mean_characters(records, columns if chosen else parts)
+    fields = {one.name: one.modality for one in OBJECTIVES[kind].fields}
+    if num_images := sum(fields.get(name) == "image" for name in columns):
+        source = open_source(
+            Recipe(objective=ObjectiveSection(kind=kind)), replace(reading, columns=dict(columns)), paths, "train"
+        )
+        first = tuple(islice(source.records(Problems(max_invalid_fraction=1)), MAX_RECORDS_SEARCHED))
+        found = replace(found, num_images=num_images, first=first)
     return replace(found, columns=None if is_same else dict(columns), mean_chars=chars, max_score=max_score)
 
 
@@ -259,7 +268,8 @@ def total_bytes(data: DataFiles) -> int:
 
 def mean_characters(records: Sequence[Record], columns: Collection[str] = ()) -> float:
     """The mean number of characters of a text, over all columns or the given ones."""
-    texts = [text for one in records for name, text in one.fields.items() if not columns or name in columns]
+    named = (pair for one in records for pair in one.fields.items() if not columns or pair[0] in columns)
+    texts = [text for _, text in named if not isinstance(text, bytes)]
     return mean(len(str(text)) for text in texts) if texts else float("inf")
 
 

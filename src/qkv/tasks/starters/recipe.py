@@ -21,6 +21,7 @@ from qkv.tasks.starters.files import (
     find_out_of_scope,
     inspect_files,
 )
+from qkv.tasks.starters.images import choose_image_size, image_data_lines, image_model_lines, image_train_lines
 from qkv.tasks.starters.sizes import (
     Machine,
     StarterSize,
@@ -105,6 +106,14 @@ def starter_recipe(
     else:
         sections["tokenizer"] = _tokenizer_lines(starter, summary, size)
         model, train = _model_lines(starter, size, shape), _train_lines(starter, size)
+    if num_images := summary.num_images or int(starter.is_image_to_text):
+        if not starter.is_image_to_text:
+            sections.pop("tokenizer", None)
+        if not base_model:
+            model = image_model_lines(starter, *choose_image_size(summary.first))
+            train = image_train_lines(starter, num_images, minutes)
+        data = [line for line in sections["data"] if line[0] not in ("max_length", "max_source_length", "too_long")]
+        sections["data"] = [*data, *image_data_lines(starter, num_images)]
     sections["model"] = model
     objective = [("kind", starter.objective, "what the model learns"), *starter.objective_lines]
     if files and (label := find_out_of_scope(starter.objective, summary)):

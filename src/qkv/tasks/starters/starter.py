@@ -29,6 +29,8 @@ class Starter:
     hashes_words: bool = False  # a new model reads words by their hashed features, unless it must be exportable
     may_have_characters: bool = False  # if there are few short texts, tokens are characters
     shortens: bool = False  # the target is shorter than the source
+    is_image_to_text: bool = False  # an encoder reads images, and a decoder writes a text
+    reads_question: bool = False  # the encoder reads a text, too
     metric: str = ""  # the metric that selects the best weights; empty: the default of `train.metric`
 
 
