@@ -13,7 +13,7 @@ position max_positions position_offset rotary_base rotary_base_sliding rotary_fr
 relative_buckets relative_max_distance
 sliding_window sliding_window_layers
 block attention norm norm_placement norm_affine norm_eps embedding_norm qk_norm feedforward bias residual score_scale
-embedding_scale token_types
+embedding_scale mask_token_id token_types
 recurrent_attention
 dropout attention_dropout ffn_dropout init init_std
 """
@@ -31,7 +31,8 @@ RECIPE = {
     "run": "",
     "plugins": "",
     "data": """
-    train valid test valid_fraction valid_split_by format columns encoding records_key max_score mix epoch_examples
+    train valid test valid_fraction valid_split_by format columns encoding modality records_key max_score mix
+    epoch_examples
     max_length max_source_length too_long augment layout max_invalid_fraction cache_dir
     """,
     "tokenizer": "from_ kind vocab_size lowercase min_frequency",
@@ -102,8 +103,8 @@ OPTIONS = {
     "lab": ["--again", "--all", "--book", "--data", "--json", "--out", "--seed", "--seeds", "--size"],
     "search": ["--device", "--json", "--method", "--model", "--top"],
     "init": [
-        *("--columns", "--encoding", "--format", "--from", "--json", "--minutes", "--out", "--records-key", "--shape"),
-        *("--test", "--valid"),
+        *("--columns", "--encoding", "--format", "--from", "--json", "--minutes", "--modality", "--out"),
+        *("--records-key", "--shape", "--test", "--valid"),
     ],
     "serve": [
         *("--allowed-hosts", "--body-seconds", "--cache-mib", "--constraint-seconds", "--cors-origins", "--device"),

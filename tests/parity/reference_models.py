@@ -164,6 +164,14 @@ VARIANTS = {
     "electra-no-projection": Variant(
         "electra", _bert_like(embedding_size=24, hidden_act="silu"), ("ElectraForMaskedLM", "ElectraForPreTraining")
     ),
+    "esm": Variant(
+        "esm", _bert_like(position_embedding_type="rotary", token_dropout=True, mask_token_id=6, rope_theta=500.0)
+    ),
+    "esm-1b": Variant(
+        "esm",
+        _bert_like(emb_layer_norm_before=True, token_dropout=True, mask_token_id=6),
+        ("EsmForMaskedLM", "EsmForTokenClassification"),
+    ),
     "modernbert": Variant(
         "modernbert",
         {

@@ -37,6 +37,8 @@ STACK_MISTAKES = [
     ("bart:BartForConditionalGeneration", "decoder", {"embedding_scale": "sqrt"}),
     ("bart-scaled:BartForConditionalGeneration", "decoder", {"embedding_scale": "none"}),
     ("mbart:MBartForConditionalGeneration", "encoder", {"embedding_scale": "none"}),
+    ("esm:EsmForMaskedLM", "encoder", {"embedding_scale": "none"}),
+    ("esm:EsmForMaskedLM", "encoder", {"rotary_base": 10_000.0}),
     ("gpt_neox:GPTNeoXForCausalLM", "decoder", {"residual": "serial"}),
     ("gpt_neox-serial:GPTNeoXForCausalLM", "decoder", {"residual": "parallel"}),
     ("bert:BertForMaskedLM", "encoder", {"norm_eps": 1e-12}),

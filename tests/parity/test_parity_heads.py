@@ -58,8 +58,8 @@ def ours_padded(two: Pair, side: str, dtype: torch.dtype) -> tuple[Tensor, Tenso
 
 
 def positions(mask: Tensor, two: Pair) -> dict[str, Tensor]:
-    """Told where tokens stand, transformers does not count padding; T5 needs no telling, RoBERTa finds out."""
-    if two.variant.architecture in ("roberta", "t5", "mt5"):
+    """Told where tokens stand, transformers does not count padding; T5 needs no telling, RoBERTa and ESM find out."""
+    if two.variant.architecture in ("roberta", "esm", "t5", "mt5"):
         return {}
     return {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
 

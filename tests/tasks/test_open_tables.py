@@ -78,8 +78,8 @@ def triangle(section: TrainSection, step: int, fraction_done: float) -> float:
     return 1.0 - fraction_done
 
 
-def read_fasta(group: Any, context: Any) -> Iterator[Record]:
-    """The sequences of a file, without their names."""
+def read_notes(group: Any, context: Any) -> Iterator[Record]:
+    """The notes of a file, without their names."""
     for number, line in enumerate(group.paths[0].read_text(encoding="utf-8").splitlines(), start=1):
         context.problems.num_seen += 1
         if not line.startswith(">"):
@@ -108,7 +108,7 @@ def registered() -> Iterator[None]:
     register_schedule("triangle", triangle)
     register_tracker("recorder", Recorder)
     register_tokenizer("characters", train_characters)
-    register_reader("fasta", read_fasta, extensions=(".fa", ".fasta"))
+    register_reader("notes", read_notes, extensions=(".note", ".notes"))
     SEEN.clear()
     yield
     for table, name in (
@@ -116,16 +116,16 @@ def registered() -> Iterator[None]:
         (SCHEDULES, "triangle"),
         (TRACKERS, "recorder"),
         (TOKENIZER_KINDS, "characters"),
-        (FORMATS, "fasta"),
+        (FORMATS, "notes"),
     ):
         table.unregister(name)
-    for extension in (".fa", ".fasta"):
+    for extension in (".note", ".notes"):
         del FORMAT_BY_EXTENSION[extension]
 
 
 RECIPE = """
 [data]
-train = "{folder}/proteins.fasta"
+train = "{folder}/book.notes"
 cache_dir = "{folder}/cache"
 max_length = 64
 [tokenizer]
@@ -151,7 +151,7 @@ lr = 1e-3
 def test_a_recipe_names_parts_that_were_registered_later(tmp_path: Path, registered: None) -> None:
     draw = torch.Generator().manual_seed(0)
     rows = ["".join("ACDEFGHIKL"[int(i)] for i in torch.randint(10, (40,), generator=draw)) for _ in range(60)]
-    (tmp_path / "proteins.fasta").write_text("".join(f">{i}\n{row}\n" for i, row in enumerate(rows)))
+    (tmp_path / "book.notes").write_text("".join(f">{i}\n{row}\n" for i, row in enumerate(rows)))
     recipe = loads(RECIPE.format(folder=tmp_path))
     train(replace(recipe, run=str(tmp_path / "run")))
     assert len(SEEN) == 6
@@ -201,7 +201,7 @@ def test_an_optimizer_whose_state_would_be_lost_is_refused_before_the_run(
         ('train.schedule = "triangel"', "did you mean 'triangle'?"),
         ('train.trackers = ["recoder"]', "did you mean 'recorder'?"),
         ('tokenizer.kind = "character"', "did you mean 'characters'?"),
-        ('data.format = "fsta"', "did you mean 'fasta'?"),
+        ('data.format = "nots"', "did you mean 'notes'?"),
     ],
 )
 def test_errors_suggest_and_list_registered_names(line: str, message: str, registered: None) -> None:
@@ -214,7 +214,7 @@ def test_errors_suggest_and_list_registered_names(line: str, message: str, regis
 
 def test_extensions_of_readers_are_checked(registered: None) -> None:
     with pytest.raises(UsageError, match=r"files that end in \.csv have the format 'csv'; choose another extension"):
-        register_reader("mine", read_fasta, extensions=(".csv",))
-    with pytest.raises(UsageError, match="'Fa' is not an extension of files"):
-        register_reader("mine", read_fasta, extensions=("Fa",))
+        register_reader("mine", read_notes, extensions=(".csv",))
+    with pytest.raises(UsageError, match="'No' is not an extension of files"):
+        register_reader("mine", read_notes, extensions=("No",))
     assert "mine" not in FORMATS

@@ -58,7 +58,7 @@ WALKS = {
     "schedule": Walk(("train.schedule=triangle",)),
     "objective": Walk(("objective.kind=z_loss",)),
     "metric": Walk(("train.metric=same_length", "train.final=best"), "translate", "pairs.tsv"),
-    "reader": Walk((), file="book.fasta"),
+    "reader": Walk((), file="book.notes"),
     "front end": Walk(("objective.kind=captions", "data.columns={image='squares', text='text'}"), file="squares.jsonl"),
     "decoding backend": Walk(()),
     "task": Walk((), "shout", "pairs.tsv"),
@@ -69,7 +69,7 @@ WALKS = {
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The plugin is not imported yet; at the end of the test it is forgotten."""
     sample_files(tmp_path)
-    (tmp_path / "book.fasta").write_text("".join(f">{i}\n{'ACDEFGHIKL'[i % 10 :] * (1 + i % 7)}\n" for i in range(60)))
+    (tmp_path / "book.notes").write_text("".join(f">{i}\n{'ACDEFGHIKL'[i % 10 :] * (1 + i % 7)}\n" for i in range(60)))
     files = [make_file(1 + number % 2, 2 + number % 3, seed=number) for number in range(60)]
     rows = [{"squares": list(file), "text": describe_colours(file)} for file in files]
     (tmp_path / "squares.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -82,7 +82,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def forget_plugin() -> None:
     for kind, name in [key for key, module in REGISTERED.items() if module == PLUGIN]:
         TABLES[kind].unregister(name)
-    FORMAT_BY_EXTENSION.pop(".fasta", None)
+    FORMAT_BY_EXTENSION.pop(".notes", None)
     sys.modules.pop(PLUGIN, None)
 
 

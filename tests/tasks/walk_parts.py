@@ -159,7 +159,7 @@ def same_length(predicted: Any, expected: Any) -> float:
     return mean_score([float(len(ours) == len(theirs)) for ours, theirs in zip(predicted, expected, strict=True)])
 
 
-def read_fasta(group: Any, context: Any) -> Iterator[Record]:
+def read_notes(group: Any, context: Any) -> Iterator[Record]:
     """The sequences of a file, without their names."""
     for number, line in enumerate(group.paths[0].read_text(encoding="utf-8").splitlines(), start=1):
         context.problems.num_seen += 1
@@ -206,7 +206,7 @@ qkv.register("optimizer", "lion", make_lion, lion_state)
 qkv.register("schedule", "triangle", triangle)
 qkv.register("objective", "z_loss", replace(causal_lm.SPEC, name="z_loss", loss=z_loss))
 qkv.register("metric", "same_length", same_length, tasks="translate")
-qkv.register("reader", "fasta", read_fasta, extensions=(".fasta",))
+qkv.register("reader", "notes", read_notes, extensions=(".notes",))
 qkv.register("decoding backend", "noting", Backend("noting", generate_and_note, EVERY_OPTION))
 qkv.register("objective", "shouted", replace(seq2seq.SPEC, name="shouted"))
 qkv.register("task", "shout", ShoutTask())

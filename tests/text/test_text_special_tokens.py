@@ -151,6 +151,7 @@ def test_templates_lay_out_roles(corpus):
         "bos-eos": ("bos A eos", "bos A eos B eos"),
         "bert": ("cls A sep", "cls A sep B sep"),
         "roberta": ("bos A eos", "bos A eos eos B eos"),
+        "cls-eos": ("cls A eos", "cls A eos B eos"),
     }
     assert expected.keys() == {name for name in TEMPLATES if "language" not in name}
     for template, layouts in expected.items():

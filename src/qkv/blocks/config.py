@@ -111,7 +111,10 @@ class StackConfig:
     # "parallel": attention and feed-forward read the same input (GPT-NeoX). "none": no skip connections; each part
     # replaces its input by its output, for experiments on why a deep Transformer needs them.
     score_scale: Literal["sqrt", "none"] = "sqrt"  # softmax(QKᵀ/√D) or, in T5, softmax(QKᵀ)
-    embedding_scale: Literal["none", "sqrt"] = "none"  # × √embedding_width (√width if it is not set)
+    embedding_scale: Literal["none", "sqrt", "unmasked"] = "none"
+    # "sqrt": × √embedding_width (√width if it is not set). "unmasked": the vectors of mask tokens are 0, and the others
+    # are scaled by the fraction of a document that is not masked, in training divided by here (ESM's token dropout).
+    mask_token_id: Annotated[int, Limits(0, 2**24)] | None = None  # unmasked: the id of the mask token
     # the number of token types (BERT: 2); 0: there is no token type embedding
     token_types: Annotated[int, Limits(0, 2**16)] = 0
 

@@ -189,6 +189,7 @@ def init(
     columns: StringList = None,
     records_key: str = "",
     encoding: str = "",
+    modality: Literal["", "text", "protein"] = "",
     from_: Annotated[str, Parameter(name="--from")] = "",
     shape: Literal["modern", "exportable"] = "modern",
     minutes: float = 0.0,
@@ -223,6 +224,8 @@ def init(
         Path of the list of records in a JSON document, such as data.train.
     encoding
         Encoding of text files, such as latin-1. Default: recognised.
+    modality
+        What the texts are: text, or protein (sequences of residues). Default: recognised by their letters.
     from_
         Model folder or hub id to fine-tune. Default: train a new model.
     shape
@@ -253,7 +256,9 @@ def init(
             run=f"runs/{path.stem}",
             valid=parse_files(valid or ()),
             test=parse_files(test or ()),
-            reading=DataSection(format=format, columns=chosen, records_key=records_key, encoding=encoding),
+            reading=DataSection(
+                format=format, columns=chosen, records_key=records_key, encoding=encoding, modality=modality
+            ),
             base_model=from_,
             shape=shape,
             minutes=minutes,

@@ -7,18 +7,21 @@ in memory, so files may have any size.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from qkv.data.problems import Problems, ProblemSummary
+from qkv.data.proteins import COLUMN_NAMES
 from qkv.data.readers import DataFiles
+from qkv.data.readers.columns import MAX_RECORDS_SEARCHED
 from qkv.data.records import Record
 from qkv.data.stream.pack import group_by_length, pack
 from qkv.progress import OnProgress
 from qkv.text import Tokenizer
+from qkv.text.residues import look_like_proteins
 
 MAX_PADDING_SAMPLE = 50_000  # padding is estimated from this number of examples
 RECORDS_PER_BATCH = 1024  # the number of records that are tokenized at a time
@@ -47,7 +50,7 @@ class FieldStats:
     """One field of the records."""
 
     name: str
-    value_type: str  # text, label, texts (a list of text), tags (a list of labels), number, list or other
+    value_type: str  # text, protein, label, texts (a list of text), tags (a list of labels), number, list or other
     num_present: int  # the number of examples that have this field
     characters: LengthStats | None = None
     tokens: LengthStats | None = None
@@ -122,6 +125,7 @@ def compute_stats(
 ) -> DatasetStats:
     """Survey all examples, or the first `max_examples`. A tokenizer adds the lengths in tokens."""
     problems = problems or Problems(max_invalid_fraction=1)
+    files = recognise_proteins(files)
     counters: defaultdict[str, _FieldCounter] = defaultdict(_FieldCounter)
     examples_by_file: Counter[str] = Counter()
     lengths: list[dict[str, int]] = []  # field → length, for the first MAX_PADDING_SAMPLE examples
@@ -134,7 +138,7 @@ def compute_stats(
         lengths += batch_lengths[: MAX_PADDING_SAMPLE - len(lengths)]
         previews += [_preview(record, tokenizer) for record in batch[: num_previews - len(previews)]]
     complete = next(records, None) is None
-    fields = tuple(counter.finish(name) for name, counter in counters.items())
+    fields = tuple(counter.finish(name, is_protein=name in files.text_fields) for name, counter in counters.items())
     file_stats = tuple(_describe_each_file(files, examples_by_file))
     texts = _text_fields(fields)
     is_aligned = any(file.format == "aligned" for file in file_stats)
@@ -150,9 +154,23 @@ def compute_stats(
     )
 
 
+def recognise_proteins(files: DataFiles) -> DataFiles:
+    """The files, with the fields that have proteins, by the first records."""
+    first = list(islice(files.records(Problems(max_invalid_fraction=1)), MAX_RECORDS_SEARCHED))
+    values: defaultdict[str, list[str]] = defaultdict(list)
+    for record in first:
+        for name, value in record.fields.items():
+            if isinstance(value, str):
+                values[name].append(value)
+    found = [
+        name for name, texts in values.items() if look_like_proteins(texts, are_named=name.lower() in COLUMN_NAMES)
+    ]
+    return replace(files, modality="protein", text_fields=tuple(found)) if found else files
+
+
 def _text_fields(fields: Sequence[FieldStats]) -> tuple[str, ...]:
     """The fields that a model would read: texts (except `id`), or lists of words if there are no texts."""
-    texts = [field.name for field in fields if field.value_type == "text" and field.name.lower() != "id"]
+    texts = [field.name for field in fields if field.value_type in ("text", "protein") and field.name.lower() != "id"]
     return tuple(texts or [field.name for field in fields if field.value_type == "texts"])
 
 
@@ -179,10 +197,11 @@ class _FieldCounter:
             ):
                 self.values = None
 
-    def finish(self, name: str) -> FieldStats:
+    def finish(self, name: str, is_protein: bool) -> FieldStats:
         value_type = self.value_types.most_common(1)[0][0]
         if self.values and self.values.total() >= 5 * len(self.values):
             value_type = {"text": "label", "texts": "tags"}.get(value_type, value_type)
+        value_type = "protein" if is_protein else value_type
         values = dict(self.values.most_common()) if value_type in ("label", "tags") and self.values else {}
         characters, tokens = length_stats(self.characters), length_stats(self.tokens)
         return FieldStats(name, value_type, self.value_types.total(), characters, tokens, values)

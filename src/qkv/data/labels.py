@@ -4,7 +4,7 @@ The same label is the same class wherever it is read: in training, in evaluation
 from JSON (text, a number, true or false).
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from math import isnan
 from typing import Any
@@ -35,11 +35,13 @@ def label_text(label: Any, field: str = "label") -> str:
     return text
 
 
-def split_words(records: Iterable[Record], fields: Collection[str]) -> Iterator[Record]:
+def split_words(
+    records: Iterable[Record], fields: Collection[str], split: Callable[[str], list[str]] = str.split
+) -> Iterator[Record]:
     """Split the texts in `fields` of the records into lists of words."""
     for record in records:
         texts = {name: value for name in fields if isinstance(value := record.fields.get(name), str)}
-        words = {name: text.split() for name, text in texts.items()}
+        words = {name: split(text) for name, text in texts.items()}
         yield replace(record, fields={**record.fields, **words}) if words else record
 
 

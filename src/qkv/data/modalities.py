@@ -5,15 +5,16 @@ A field of an objective or task names its modality. To add a modality from outsi
     MODALITIES.register("colour", Modality(check=check_colour, show=str))
 """
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
-from typing import Any
+from typing import Any, Literal
 
 from qkv.data.labels import LABEL_TYPES, label_text
 from qkv.data.payloads import PayloadFormat
-from qkv.data.problems import InvalidRecord
-from qkv.data.records import Record
+from qkv.data.problems import InvalidRecord, Problems
+from qkv.data.proteins import load_sequence, split_residues
+from qkv.data.records import FileLocation, Record
 from qkv.errors import suggest_name
 from qkv.tables import OpenTable
 
@@ -37,6 +38,9 @@ class Modality:
     check: Callable[[Any], str]
     show: Callable[[Any], str]
     payload: PayloadFormat | None = None  # how values that are not texts become vectors
+    # a text in a file → the text that the model reads; it notes what it changes, and raises `InvalidRecord`
+    load: Callable[[str, Problems, FileLocation], str] | None = None
+    split: Callable[[str], list[str]] = str.split  # a text → the entries that have a tag each
 
 
 def must_be(expected: str, value: Any) -> str:
@@ -106,6 +110,7 @@ MODALITIES = OpenTable[Modality](
     "modality",
     {
         "text": Modality(check_text, str),
+        "protein": Modality(check_text, str, load=load_sequence, split=split_residues),
         "texts": Modality(check_list(check_text, "texts"), "\n".join),
         "words": Modality(check_list(lambda word: "", "words"), lambda words: " ".join(map(str, words))),
         "label": Modality(check_label, label_text),
@@ -119,6 +124,35 @@ MODALITIES = OpenTable[Modality](
     },
     lazy={"image": "qkv.data.images:IMAGE"},
 )
+
+
+TextModality = Literal["", "text", "protein"]
+"""What the texts of a recipe can be (`data.modality`); "" is text."""
+
+
+def load_texts(
+    records: Iterable[Record], modality: str, fields: Collection[str], problems: Problems
+) -> Iterator[Record]:
+    """The records with the texts of these fields as a model of the modality reads them; a list keeps its entries."""
+    load = MODALITIES[modality].load
+    if load is None:
+        yield from records
+        return
+    for record in records:
+        loaded: dict[str, Any] = {}
+        try:
+            for name in fields:
+                value = record.fields.get(name)
+                if isinstance(value, str):
+                    loaded[name] = load(value, problems, record.location)
+                elif isinstance(value, list):
+                    loaded[name] = list(load("".join(map(str, value)), problems, record.location))
+                    if len(loaded[name]) != len(value):
+                        raise InvalidRecord(f"an entry of the {name} is not one letter", "uneven lists")
+        except InvalidRecord as invalid:
+            problems.leave_out(invalid, record.location)
+            continue
+        yield replace(record, fields={**record.fields, **loaded})
 
 
 def get_field(record: Record, name: str, modality: str = "text") -> Any:

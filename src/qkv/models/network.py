@@ -173,7 +173,7 @@ class Network(nn.Module):
         layout = make_layout(ids, document_ids, positions)
         is_default = document_ids is None and positions is None
         hints = KernelHints(inputs.max_documents, inputs.max_document_length, repeats_positions, is_default)
-        x = self.embeddings[name](ids, layout.positions, inputs.token_type_ids)
+        x = self.embeddings[name](ids, layout.positions, inputs.token_type_ids, document_ids)
         for kind, payload in inputs.payloads.items():
             vectors = self._front_end(kind)(payload).to(x.dtype)  # (m, C)
             x = x.flatten(0, 1).index_copy(0, payload.rows, vectors).view_as(x)

@@ -24,7 +24,7 @@ def print_dataset_stats(stats: DatasetStats, console: Console) -> None:
         lengths = field.tokens or field.characters
         if field.values:
             _print_labels(field, console)
-        elif lengths and field.value_type in ("text", "texts", "list"):
+        elif lengths and field.value_type in ("text", "protein", "texts", "list"):
             _print_histogram(field.name, lengths, "tokens" if field.tokens else "characters", console)
     if stats.padding:
         _print_padding(stats.padding, stats.unit, console)

@@ -17,14 +17,16 @@ from qkv.data import DataFiles, Problems, Record
 from qkv.data.builtin import DATASETS, find_dataset
 from qkv.data.cache.file_hashes import FileHashes
 from qkv.data.objectives.table import OBJECTIVES
+from qkv.data.readers.columns import MAX_RECORDS_SEARCHED
 from qkv.errors import QkvError, UsageError, shorten, suggest_name
 from qkv.progress import OnProgress
-from qkv.tasks.prepare.columns import UnrecognisedColumns, check_columns
+from qkv.tasks.prepare.columns import UnrecognisedColumns, check_columns, find_modality
 from qkv.tasks.prepare.guess_columns import describe_readings, find_readings
 from qkv.tasks.prepare.sources import (
     TABS_HINT,
     BuiltinSource,
     DataSource,
+    FileSource,
     cache_root,
     open_source,
     open_sources,
@@ -88,6 +90,10 @@ def load_records(
         length = source.dataset.length(source.split)
         if length != source.num_examples:
             source = replace(source, num_examples=max_records if length is None else min(max_records, length))
+    if isinstance(source, FileSource) and not section.modality:
+        first = list(islice(source.records(Problems(max_invalid_fraction=1)), MAX_RECORDS_SEARCHED))
+        if modality := find_modality(task.objective, first):
+            source = _open_source(task, files, replace(section, modality=modality), "test", guess, [])
     records = source.records(problems or Problems(max_invalid_fraction=1), progress)
     if not max_records or isinstance(source, BuiltinSource):
         return list(islice(records, max_records or None))

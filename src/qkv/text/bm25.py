@@ -16,6 +16,8 @@ from unicodedata import category, normalize
 
 import numpy as np
 
+from qkv.text.residues import split_kmers
+
 K1 = 1.2
 """How soon more occurrences of a word stop to raise the score."""
 B = 0.75
@@ -32,14 +34,14 @@ WORD_PATTERN = re.compile(rf"[^\W{UNSEPARATED}]+(?:{MARK}[^\W{UNSEPARATED}]*)*|(
 
 
 def normalized_words(text: str) -> list[str]:
-    """The words of a text, in lower case and Unicode's composed form, in order.
+    """The words of a text, in lower case and Unicode's composed form, in order. A protein has words of three residues.
 
     >>> normalized_words("The Éclair's 3.5 東京")
     ['the', 'éclair', 's', '3', '5', '東', '京']
     >>> normalized_words("दिन, दान")
     ['दिन', 'दान']
     """
-    return WORD_PATTERN.findall(normalize("NFC", text.lower()))
+    return split_kmers(text) or WORD_PATTERN.findall(normalize("NFC", text.lower()))
 
 
 class InvertedIndexBuilder:

@@ -147,6 +147,7 @@ TEMPLATES: dict[str, tuple[str, str]] = {
     "bos-eos": ("bos A eos", "bos A eos B eos"),
     "bert": ("cls A sep", "cls A sep B:1 sep:1"),
     "roberta": ("bos A eos", "bos A eos eos B eos"),
+    "cls-eos": ("cls A eos", "cls A eos B eos"),  # ESM
     "eos-language": ("A eos language", "A B eos language"),  # mBART
     "language-eos": ("language A eos", "language A B eos"),  # mBART-50
 }

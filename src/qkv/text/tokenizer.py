@@ -19,6 +19,7 @@ from qkv.errors import QkvError, UsageError, shorten
 from qkv.files import write_atomically
 from qkv.progress import OnProgress
 from qkv.text.formats.folder import CONFIG_FILE, TOKENIZER_FILE, TokenizerFiles, load_tokenizer_files
+from qkv.text.residues import is_residue_vocabulary
 from qkv.text.special_tokens import SpecialTokens, find_special_tokens, make_literal_backend, special_tokens_config
 from qkv.text.stream_decoder import StreamDecoder, StreamPlan
 from qkv.text.training_text import check_text
@@ -202,6 +203,11 @@ class Tokenizer:
         text = json.dumps(drop_unstable_values(parts), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
+    @cached_property
+    def reads_residues(self) -> bool:
+        """Whether each token is a residue of a protein."""
+        return is_residue_vocabulary(self.backend.get_vocab(with_added_tokens=True))
+
     def id_to_token(self, token_id: int) -> str | None:
         """The token of an id as the vocabulary spells it; None for an unknown id."""
         return self.backend.id_to_token(token_id)
@@ -277,6 +283,17 @@ class Tokenizer:
         special_tokens = find_special_tokens(side.vocab_backend, files.config, files.model_config)
         originals = files.marian_tokenizers.files if files.marian_tokenizers is not None else None
         return cls(side.vocab_backend, files.config, special_tokens, side=side, target=target, files=originals)
+
+    @classmethod
+    def for_proteins(cls) -> "Tokenizer":
+        """The tokenizer of ESM-2: one token for each residue of a protein.
+
+        >>> Tokenizer.for_proteins().encode("MKT")
+        [0, 20, 15, 11, 2]
+        """
+        from qkv.text.formats.legacy import make_esm_backend
+
+        return cls(*make_esm_backend())
 
     @classmethod
     def train(

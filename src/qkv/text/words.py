@@ -29,6 +29,15 @@ def split_words(text: str) -> list[tuple[int, int]]:
     return spans
 
 
+def split_residues(text: str) -> list[tuple[int, int]]:
+    """The (start, end) characters of each residue of a protein.
+
+    >>> split_residues("MK T")
+    [(0, 1), (1, 2), (3, 4)]
+    """
+    return [(start, start + 1) for start, character in enumerate(text) if not character.isspace()]
+
+
 def include_marks(text: str, start: int, end: int) -> tuple[int, int]:
     """Extend a span so that it does not begin or end between a character and its combining marks.
 

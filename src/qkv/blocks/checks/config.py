@@ -69,6 +69,8 @@ def check_stack_combinations(stack: Any) -> None:
         )
     if stack.residual == "parallel" and stack.norm_placement == "post":
         raise ValueError('residual = "parallel" needs norm_placement = "pre" or "sandwich", not "post"')
+    if stack.embedding_scale == "unmasked" and stack.mask_token_id is None:
+        raise ValueError('embedding_scale = "unmasked" needs mask_token_id, the id of the mask token')
     is_shared = stack.num_layer_groups < stack.layers
     if stack.embedding_norm == "replaces_first" and (stack.norm_placement == "post" or is_shared):
         raise ValueError('embedding_norm = "replaces_first" needs a block 0 that starts with a norm and is not shared')

@@ -137,11 +137,7 @@ def token_cache(
     content = blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def records(found: Problems) -> Iterator[Record]:
-        if split is None:
-            yield from files.records(found, progress)
-        else:  # split_by="tail" reads the files twice; only the second pass reports problems
-            each_pass = iter([found] if split.split_by == "content" else [Problems(max_invalid_fraction=1), found])
-            yield from split.records(lambda: files.records(next(each_pass), progress), split_name)
+        yield from files.split_records(split, split_name, found, progress)
         hashes.check_unchanged()
 
     return find_or_build(root, content, encode, records, problems=problems, workers=workers)

@@ -1,5 +1,7 @@
 """Contrastive learning of embeddings from pairs of texts that belong together.
 
+Of single texts with a label or a score, `qkv.data.pairs` makes pairs with scores.
+
 The first text of a pair is stored as the source and the second as the target, with the same document id, so that pairs
 are packed as in sequence-to-sequence models. One encoder reads both texts. The model learns to make the two vectors of
 a pair similar, and the vectors of different pairs dissimilar.
@@ -138,8 +140,13 @@ SPEC = ObjectiveSpec(
     head="embed",
     fields=(
         RecordField("first", ("anchor", "query", "question", "sentence1", "sentence_a", "text1", "a")),
-        RecordField("second", ("positive", "document", "passage", "answer", "sentence2", "sentence_b", "text2", "b")),
+        RecordField(
+            "second",
+            ("positive", "document", "passage", "answer", "sentence2", "sentence_b", "text2", "b"),
+            unless=("label", "score"),
+        ),
         RecordField("score", ("similarity", "relatedness_score", "label"), "number", optional=True),
+        RecordField("label", ("class", "family", "category"), "label", optional=True),
     ),
     aligned_fields=("first", "second"),
     group_by="first",

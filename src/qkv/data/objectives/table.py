@@ -33,6 +33,7 @@ class RecordField:
     modality: str = "text"  # a row of `MODALITIES`
     optional: bool = False
     only_with: str = ""  # the field is read only if the records have this other field, too
+    unless: tuple[str, ...] = ()  # records with one of these fields may lack this one: pairs are made of them
     is_sparse: bool = False  # only some of the records may have this field
     list_meaning: ListMeaning | None = None  # what a list of texts in this field means; None: the field is not a text
 
@@ -121,7 +122,8 @@ class ObjectiveSpec:
 
     def describe_missing(self, fields: Collection[str]) -> list[str]:
         """The required fields that are not in `fields`; alternatives are listed together, as in "label or score"."""
-        needed = [one.name for one in self.fields if not one.optional and one.only_with in ("", *fields)]
+        applicable = [one for one in self.fields if one.only_with in ("", *fields) and not {*one.unless} & {*fields}]
+        needed = [one.name for one in applicable if not one.optional]
         missing = [name for name in needed if name not in fields]
         return missing + [" or ".join(group) for group in self.alternatives if not {*group} & {*fields}]
 

@@ -15,6 +15,8 @@ from typing import Any
 
 from qkv.data.instructions import make_chat
 from qkv.data.labels import clean_labels, split_words
+from qkv.data.modalities import MODALITIES, load_texts
+from qkv.data.pairs import pair_records
 from qkv.data.problems import Problems
 from qkv.data.readers.columns import ColumnChoice, normalize_columns
 from qkv.data.readers.find_files import FileGroup, PathsArgument, find_file_groups, list_paths
@@ -23,6 +25,7 @@ from qkv.data.readers.hf_datasets import hf_dataset_fingerprint
 from qkv.data.readers.joined_columns import expand_joined, join_columns
 from qkv.data.readers.options import ReadContext, ReadLimits, ReadOptions
 from qkv.data.records import Record
+from qkv.data.split import SplitName, ValidationSplit
 from qkv.data.text_lists import ListMeaning, join_text_lists
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.progress import OnProgress
@@ -51,7 +54,9 @@ class DataFiles:
     file's extension gives its format unless `format` does. The labels in `class_field` become the names of classes.
     With `has_instructions`, records with an instruction and its response become chats. A text in one of the
     `word_fields` is split into words at white space. A list of texts in one of the `list_fields` becomes one text. A
-    path in one of the `file_fields` becomes the bytes of the file.
+    path in one of the `file_fields` becomes the bytes of the file. The `modality` says what the texts in `text_fields`
+    are, such as proteins; "" is text. With `pairs_by`, the name of a field, single texts become pairs
+    (`qkv.data.pairs`).
 
     >>> DataFiles({"source": "train.en", "target": "train.fr"})           # doctest: +SKIP
     >>> DataFiles.from_options("tweets/*.csv.gz", columns={"text": "tweet", "label": "mood"})      # doctest: +SKIP
@@ -63,6 +68,9 @@ class DataFiles:
     class_field: str = ""
     has_instructions: bool = False
     word_fields: tuple[str, ...] = ()
+    modality: str = ""
+    text_fields: tuple[str, ...] = ()
+    pairs_by: str = ""
     list_fields: Mapping[str, ListMeaning] = field(default_factory=dict)
     file_fields: tuple[str, ...] = ()
 
@@ -84,6 +92,7 @@ class DataFiles:
     def __post_init__(self) -> None:
         if self.format is not None:
             FORMATS.find(self.format, "format")
+        MODALITIES.find(self.modality or "text", "modality")
 
     def find_groups(self, problems: Problems) -> list[FileGroup]:
         """The files that exist, in the order in which they are read, each with its format."""
@@ -113,8 +122,11 @@ class DataFiles:
             records = join_columns(records, joined)
         if self.has_instructions:
             records = map(make_chat, records)
+        modality = MODALITIES[self.modality or "text"]
         if self.word_fields:
-            records = split_words(records, self.word_fields)
+            records = split_words(records, self.word_fields, modality.split)
+        if modality.load:
+            records = load_texts(records, self.modality, self.text_fields, problems)
         if self.list_fields:
             records = join_text_lists(records, self.list_fields, problems)
         if self.file_fields:
@@ -137,6 +149,21 @@ class DataFiles:
         records = replace(self, file_fields=()).records(Problems(max_invalid_fraction=1))
         return hash_named_files(records, self.file_fields)
 
+    def split_records(
+        self,
+        split: ValidationSplit | None,
+        split_name: SplitName,
+        problems: Problems,
+        progress: OnProgress | None = None,
+    ) -> Iterator[Record]:
+        """The records of one side of a split, or all; with `pairs_by`, pairs of them."""
+        if split is None:
+            records = self.records(problems, progress)
+        else:  # a split by tail reads the files twice; only the second pass reports problems
+            passes = iter([problems] if split.split_by == "content" else [Problems(max_invalid_fraction=1), problems])
+            records = split.records(lambda: self.records(next(passes), progress), split_name)
+        return pair_records(records, self.pairs_by, problems) if self.pairs_by else records
+
     def describe_paths(self) -> str:
         """The paths, for a message."""
         return ", ".join(map(str, list_paths(self.paths)))
@@ -154,7 +181,9 @@ class DataFiles:
         chats = {"has_instructions": True} if self.has_instructions else {}
         words = {"word_fields": self.word_fields} if self.word_fields else {}
         lists = {"list_fields": dict(self.list_fields)} if self.list_fields else {}
-        files = {"files": self._hash_named_files()} if self.file_fields else {}
+        files: dict[str, Any] = {"files": self._hash_named_files()} if self.file_fields else {}
+        files |= {"modality": [self.modality, self.text_fields]} if self.modality else {}
+        files |= {"pairs_by": self.pairs_by} if self.pairs_by else {}
         return {"groups": groups, "options": asdict(self.options), **labels, **chats, **words, **lists, **files}
 
 

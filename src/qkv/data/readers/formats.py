@@ -1,8 +1,8 @@
 """The file formats that can be read, by name: an open table of readers, and the extensions of files.
 
-    register_reader("fasta", read_fasta, extensions=(".fa", ".fasta"))
+    register_reader("notes", read_notes, extensions=(".note", ".notes"))
 
-Then `data.format = "fasta"` works in a recipe, as does `--format fasta`, and files with these extensions are read.
+Then `data.format = "notes"` works in a recipe, as does `--format notes`, and files with these extensions are read.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -26,6 +26,8 @@ FORMATS = OpenTable[ReadFiles](
         "squad": "qkv.data.readers.json_document:read_json",
         "conll": "qkv.data.readers.conll:read_conll",
         "conllu": "qkv.data.readers.conll:read_conll",
+        "fasta": "qkv.data.readers.fasta:read_fasta",
+        "three-line": "qkv.data.readers.fasta:read_three_lines",
         "aligned": "qkv.data.readers.aligned:read_aligned",
         "parquet": "qkv.data.readers.parquet:read_parquet",
         "datasets": "qkv.data.readers.hf_datasets:read_hf_dataset",
@@ -61,6 +63,8 @@ FORMAT_BY_EXTENSION = {
     ".zip": "archive",
     ".idx3-ubyte": "idx",
     **dict.fromkeys(IMAGE_EXTENSIONS, "images"),
+    **dict.fromkeys((".fasta", ".fa", ".faa", ".fas", ".fna"), "fasta"),
+    ".3line": "three-line",
 }
 GROUPED_FORMATS = ("images",)
 """Formats whose files are read together: a folder of them is one group."""
@@ -70,7 +74,7 @@ def register_reader(name: str, read: ReadFiles, *, extensions: Collection[str] =
     """Add a file format. Each of the `extensions` is in lower case and starts with a dot."""
     for extension in extensions:
         if not extension.startswith(".") or extension != extension.lower() or len(extension) < 2:
-            raise UsageError(f"{extension!r} is not an extension of files: write it in lower case, as in '.fasta'")
+            raise UsageError(f"{extension!r} is not an extension of files: write it in lower case, as in '.notes'")
         if FORMAT_BY_EXTENSION.get(extension, name) != name:
             raise UsageError(
                 f"files that end in {extension} have the format {FORMAT_BY_EXTENSION[extension]!r}; "

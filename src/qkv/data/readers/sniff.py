@@ -1,18 +1,20 @@
-"""Recognise the format of a file by its first lines, if its name says little: tables, JSON, or CoNLL.
+"""Recognise the format of a file by its first lines, if its name says little: tables, JSON, CoNLL, or proteins.
 
 An extension such as `.txt`, or one that is unknown, only says that a file is text; `.json` often has JSON Lines.
 """
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from json import JSONDecodeError, loads
 from pathlib import Path
 
 from qkv.data.problems import Problems
 from qkv.data.readers.lines import utf8_blocks
 from qkv.data.readers.options import ReadContext, ReadOptions
+from qkv.text.residues import RESIDUES
 
-SNIFFED_EXTENSIONS = {".txt", ".text", ".tsv", ".tab", ".json", ".jsonl", ".ndjson"}
+SNIFFED_EXTENSIONS = {".txt", ".text", ".tsv", ".tab", ".json", ".jsonl", ".ndjson", ".fasta", ".fa", ".faa", ".fas"}
 SNIFFED_BYTES = 2**16
 BINARY = re.compile(rb"[\0-\x08\x0e-\x1a]")  # control characters that no text has
 JSON_LIST = re.compile(r'\s*\[\s*[\[{"\]]')
@@ -33,7 +35,9 @@ def sniff_format(path: Path, format: str, options: ReadOptions) -> tuple[str, st
         return found, "" if found == format else "JSON in its first lines"
     if format in ("json", "jsonl"):
         return format, ""
-    return _sniff_table(text.split("\n"), format)
+    lines = text.split("\n")
+    found, reason = sniff_sequences(lines)
+    return (found, reason) if found else _sniff_table(lines, format)
 
 
 def guess_format(path: Path, options: ReadOptions) -> str:
@@ -101,3 +105,29 @@ def _regular_number(numbers: list[int]) -> int:
 
 def _all_or_most(rows: list[str], number: int) -> str:
     return "each" if all(row.count("\t") == number for row in rows) else "most"
+
+
+def sniff_sequences(lines: Sequence[str]) -> tuple[str, str]:
+    """The format of a file of proteins by its first lines, and the reason; empty if it has no proteins."""
+    rows = [line.strip() for line in lines if line.strip()]
+    headers = [number for number, row in enumerate(rows) if row.startswith(">")]
+    if headers[:1] == [0]:
+        ends = [*headers[1:], len(rows)]
+        entries = [rows[start + 1 : end] for start, end in zip(headers, ends, strict=True)]
+    else:
+        entries = [rows[start + 1 : start + 3] for start in range(0, len(rows) - 2, 3)]
+    if len(entries) > 1:
+        entries.pop()  # it may be cut
+    if entries and all(len(entry) == 2 and are_labels(*entry) for entry in entries):
+        return "three-line", "a header, a sequence and a label for each residue"
+    return ("fasta", "a header with > before each sequence") if headers[:1] == [0] else ("", "")
+
+
+def are_labels(sequence: str, labels: str) -> bool:
+    """Whether a line has a label for each residue of the line above it: few different ones.
+
+    >>> are_labels("MKTAYIAKQR", "CCHHHHHHCC"), are_labels("MKTAYIAKQR", "QISFVKSHFS")
+    (True, False)
+    """
+    is_sequence = len(sequence) > 1 and RESIDUES.issuperset(sequence)
+    return is_sequence and len(sequence) == len(labels) and 2 * len(set(labels)) <= len(set(sequence))

@@ -40,7 +40,8 @@ def describe_embedding(
     if embedding.types is not None:
         types = torch.tensor(token_type_ids or [0] * len(ids), device=device)
         parts.append(("token type", embedding.types(types)))
-    if embedding.norm is not None or embedding.project is not None or len(parts) > 1:
+    is_changed = embedding.norm is not None or embedding.project is not None or embedding.mask_token_id is not None
+    if is_changed or len(parts) > 1:
         name_of_sum = "sum" if embedding.norm is None else "sum, normed"
         parts.append((f"{name_of_sum}: input of layer 0", residual))
     norms = {name: [round(norm, 4) for norm in values.float().norm(dim=-1).tolist()] for name, values in parts}

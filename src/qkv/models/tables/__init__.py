@@ -4,7 +4,7 @@ architecture   the classes of tables, and the functions that convert configs and
 common_rows    rows that several architectures share
 presets        the configs of published models
 summary        the parameters, FLOPs and memory of a model
-bert  distilbert  modernbert  gpt2  gpt_neox  llama  t5  bart      one table for each architecture
+bert  distilbert  modernbert  esm  gpt2  gpt_neox  llama  t5  bart      one table for each architecture
 """
 
 from typing import TYPE_CHECKING
@@ -40,6 +40,7 @@ ARCHITECTURES: "OpenTable[Architecture]" = OpenTable(
         "distilbert": "qkv.models.tables.distilbert:DISTILBERT",
         "albert": "qkv.models.tables.bert:ALBERT",
         "electra": "qkv.models.tables.bert:ELECTRA",
+        "esm": "qkv.models.tables.esm:ESM",
         "modernbert": "qkv.models.tables.modernbert:MODERNBERT",
         "gpt2": "qkv.models.tables.gpt2:GPT2",
         "gpt_neox": "qkv.models.tables.gpt_neox:GPT_NEOX",

@@ -220,6 +220,8 @@ class Architecture:
         default_factory=dict
     )  # their tensor → other names of the same tensor
     ignored: tuple[str, ...] = ()  # glob patterns of checkpoint tensors to skip (buffers, leftovers)
+    class_aliases: Mapping[str, str] = field(default_factory=dict)  # other names of a class, in packages of their own
+    other_heads: tuple[str, ...] = ()  # glob patterns of tensors of heads that qkv does not have
     optional_tensors: tuple[str, ...] = ()  # their tensors that may be missing: zeros are used instead
 
 
@@ -228,8 +230,9 @@ def find_head(architecture: Architecture, theirs: Json) -> HeadTable:
     named = theirs.get("architectures") or [architecture.heads[0].class_name]
     if not isinstance(named, list):
         raise QkvError(f"config.json: architectures = {named!r} must be a list of class names")
+    class_name = architecture.class_aliases.get(str(named[0]), named[0])
     for table in architecture.heads:
-        if table.class_name == named[0]:
+        if table.class_name == class_name:
             return table
     known = [table.class_name for table in architecture.heads]
     raise QkvError(f"config.json: unknown model class {named[0]!r}; {suggest_name(str(named[0]), known)}")
@@ -455,6 +458,8 @@ def is_ignored(architecture: Architecture, name: str) -> bool:
 
 def belongs_to_head(architecture: Architecture, name: str) -> bool:
     """Whether one of their tensors belongs to any head of the architecture."""
+    if any(fnmatchcase(name, pattern) for pattern in architecture.other_heads):
+        return True
     for other in architecture.heads:
         for rule in other.names.values():
             assert not isinstance(rule, Conditional)

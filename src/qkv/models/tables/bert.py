@@ -80,6 +80,8 @@ BERT = Architecture(
     body=BODY,
     aliases={"cls.predictions.decoder.bias": ("cls.predictions.bias",)},
     ignored=BUFFERS,
+    class_aliases={"AntiBERTy": "BertForMaskedLM"},  # a BERT of antibodies, with other heads besides
+    other_heads=tuple(f"cls.{head}.*" for head in ("species", "chain", "graft")),
     heads=(
         HeadTable("BertModel", {"kind": "embed", "dense": "tanh"}, POOLER),
         task_head("Bert", "mlm", MLM, PREDICTIONS),

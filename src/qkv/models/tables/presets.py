@@ -70,6 +70,26 @@ def _llama(
     return partial(_published, class_prefix.lower(), f"{class_prefix}ForCausalLM", **sizes, **keys)
 
 
+def _esm2(width: int, layers: int, heads: int) -> Callable[..., Config]:
+    """ESM-2 (2022), an encoder of proteins. It has no dropout."""
+    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
+    return partial(
+        _published,
+        "esm",
+        "EsmForMaskedLM",
+        **sizes,
+        intermediate_size=4 * width,
+        position_embedding_type="rotary",
+        layer_norm_eps=1e-5,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        token_dropout=True,
+        mask_token_id=32,
+        pad_token_id=1,
+        eos_token_id=2,
+    )
+
+
 V1_1 = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 """T5 v1.1 has a gated feed-forward and a separate output matrix."""
 LLAMA3_ROPE = {
@@ -110,6 +130,11 @@ PRESETS: dict[str, Callable[..., Config]] = {
         bos_token_id=50_281,
         eos_token_id=50_282,
     ),
+    "esm2-8m": _esm2(320, 6, 20),
+    "esm2-35m": _esm2(480, 12, 20),
+    "esm2-150m": _esm2(640, 30, 20),
+    "esm2-650m": _esm2(1280, 33, 20),
+    "esm2-3b": _esm2(2560, 36, 40),
     "gpt2": _gpt2(768, 12, 12),
     "gpt2-medium": _gpt2(1024, 24, 16),
     "gpt2-large": _gpt2(1280, 36, 20),

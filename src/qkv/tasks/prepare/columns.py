@@ -9,8 +9,12 @@ column is recognised for a field, training stops with an error; `qkv init` and `
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from qkv.data import Problems, Record
+from qkv.data.modalities import TextModality
 from qkv.data.objectives.table import OBJECTIVES, RecordField
+from qkv.data.proteins import COLUMN_NAMES
+from qkv.data.readers.columns import get_nested
 from qkv.errors import UsageError, suggest_name
+from qkv.text.residues import look_like_proteins
 
 
 class UnrecognisedColumns(UsageError):
@@ -70,6 +74,9 @@ def match_columns(kind: str, names: Iterable[str], data_name: str) -> dict[str, 
         known = known_columns(field, names)
         if known and known[0] not in found.values():
             found[field.name] = known[0]
+    is_single = any(one.unless and one.name not in found for one in OBJECTIVES[kind].fields)
+    if is_single and found.get("score", "").lower() == "label":  # only the score of a pair can have this name
+        found["label"] = found.pop("score")
     found = drop_alternatives(kind, found)
     missing = OBJECTIVES[kind].describe_missing(found)
     if missing:
@@ -90,13 +97,31 @@ def known_columns(field: RecordField, names: Sequence[str]) -> list[str]:
     ['topic', 'Class']
     """
     by_lower = {name.lower(): name for name in reversed(names)} | {name: name for name in names}
-    return [by_lower[name] for name in (field.name, *field.column_names) if name in by_lower]
+    known = (field.name, *field.column_names, *(COLUMN_NAMES if field.modality in ("text", "words") else ()))
+    return [by_lower[name] for name in known if name in by_lower]
+
+
+def find_modality(kind: str, records: Sequence[Record], columns: Mapping[str, str] | None = None) -> TextModality:
+    """The modality of the texts in these records, or "" for text: proteins are recognised by their letters.
+
+    `columns` has the columns of fields that the records do not have.
+    """
+    fields = [field.name for field in OBJECTIVES[kind].fields if field.modality in ("text", "words")]
+    for column in {(columns or {}).get(name, name) for name in fields}:
+        values = [value for record in records if (value := get_nested(record.fields, column)) is not None]
+        texts = ["".join(map(str, value)) if isinstance(value, list) else str(value) for value in values]
+        if look_like_proteins(texts, are_named=column.lower() in COLUMN_NAMES):
+            return "protein"
+    return ""
 
 
 def drop_alternatives(kind: str, found: Mapping[str, str]) -> dict[str, str]:
     """The fields without those that are not read beside others, such as a score beside a label."""
     spec = OBJECTIVES[kind]
     dropped = {name for group in spec.alternatives for name in [name for name in group if name in found][1:]}
+    for one in spec.fields:  # a single text has a label or a score, and a pair only a score
+        if one.unless and {one.name, "score"} & found.keys():
+            dropped.add("label")
     kept = {name: column for name, column in found.items() if name not in dropped}
     dropped = {field.name for field in spec.fields if field.only_with and field.only_with not in kept}
     return {name: column for name, column in kept.items() if name not in dropped}

@@ -21,6 +21,7 @@ from qkv.data.builtin import DATASETS, BuiltinDataset, find_dataset
 from qkv.data.cache.file_hashes import FileHashes
 from qkv.data.cache.folder import META_FILE
 from qkv.data.cache.token_cache import RecordEncoder, find_or_build
+from qkv.data.modalities import MODALITIES
 from qkv.data.objectives.table import OBJECTIVES, payload_formats
 from qkv.data.readers import ReadOptions
 from qkv.data.readers.columns import MAX_RECORDS_SEARCHED, common_names
@@ -63,11 +64,7 @@ class FileSource:
 
     def records(self, problems: Problems, progress: OnProgress | None = None) -> Iterator[Record]:
         """The records of the files, or of one part of the split."""
-        if self.split is None:
-            return self.files.records(problems, progress)
-        # A split by tail reads the files twice, the first time to count characters.
-        counted = iter([problems] if self.split.split_by == "content" else [Problems(max_invalid_fraction=1), problems])
-        return self.split.records(lambda: self.files.records(next(counted), progress), self.split_name)
+        return self.files.split_records(self.split, self.split_name, problems, progress)
 
     def identity(self, root: Path) -> str:
         """A hash of the files' contents and of the options for reading and splitting them."""
@@ -186,7 +183,7 @@ def open_source(recipe: Recipe, data: DataSection, data_files: Any, split: DataS
         hint = suggest_name(paths, DATASETS)
         raise UsageError(f"{paths}: there is no file and no built-in dataset of this name; {hint}")
     files = open_files(paths, data)
-    if OBJECTIVES[kind].reads_documents:
+    if OBJECTIVES[kind].reads_documents and not MODALITIES[data.modality or "text"].load:
         files = replace(files, options=replace(files.options, unit="document"))
     source = match_file_columns(kind, files)
     spec = OBJECTIVES[kind]
@@ -198,19 +195,25 @@ def open_source(recipe: Recipe, data: DataSection, data_files: Any, split: DataS
     words = tuple(spec.required_fields) if spec.head == "tag" else ()
     lists = find_list_fields(kind, source.files)
     fields_of_files = tuple(payload_formats(spec, source.fields))
-    changes: Any = {"class_field": spec.class_field, "word_fields": words, "list_fields": lists}
-    return replace(source, files=replace(source.files, **changes, file_fields=fields_of_files))
+    texts = tuple(one.name for one in spec.fields if one.modality in ("text", "words"))
+    changes: Any = {"class_field": spec.class_field, "word_fields": words, "text_fields": texts, "list_fields": lists}
+    files = replace(source.files, **changes, file_fields=fields_of_files)
+    if any(one.unless and one.name not in source.fields for one in spec.fields):
+        files = replace(files, pairs_by="label" if "label" in source.fields else "score")
+        source = replace(source, fields=frozenset({"first", "second", "score"}))
+    return replace(source, files=files)
 
 
 def open_files(paths: Any, data: DataSection) -> DataFiles:
     """Files that are read as a recipe says."""
-    return DataFiles.from_options(
+    files = DataFiles.from_options(
         paths,
         data.format or None,
         columns=dict(data.columns) or None,
         records_key=data.records_key or None,
         encoding=data.encoding or None,
     )
+    return replace(files, modality=data.modality)
 
 
 def find_list_fields(kind: str, files: DataFiles) -> dict[str, ListMeaning]:

@@ -62,6 +62,8 @@ def load_or_train_tokenizer(
         if isinstance(loaded.config.get(SYMBOLS_KEY), str):
             add_symbols(loaded, sources)
         return loaded, f"the tokenizer of {given}"
+    if recipe.data.modality == "protein" and section.kind == "char" and spec.families[0] == "encoder":
+        return Tokenizer.for_proteins(), "the tokenizer of ESM-2: one token for each residue"
     required = spec.required_tokens(recipe.objective)
     if not any(one.modality in TEXT_MODALITIES for one in spec.fields if one.name in sources[0].fields):
         kept = tuple(role for role in required.special_tokens if role in ROLES_WITHOUT_TEXT)

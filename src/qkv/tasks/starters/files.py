@@ -18,7 +18,7 @@ from qkv.data.readers.decompress import COMPRESSION_BY_EXTENSION
 from qkv.data.readers.joined_columns import split_joined
 from qkv.data.records import Record
 from qkv.errors import UsageError, shorten, suggest_name
-from qkv.tasks.prepare.columns import check_columns, check_num_classes, field_names, match_columns
+from qkv.tasks.prepare.columns import check_columns, check_num_classes, field_names, find_modality, match_columns
 from qkv.tasks.prepare.guess_columns import AmbiguousColumns, find_readings, left_out
 from qkv.tasks.prepare.sources import find_unseen_label, open_files, open_source, pair_text_files, sample_records
 from qkv.tasks.table import TASKS
@@ -78,8 +78,15 @@ def inspect_files(
         columns = read_columns(kind, names, data, records, shortens)
         is_known = columns == matched_columns(kind, names)
         found = replace(found, columns_guessed=not is_known, left_out=tuple(left_out(names, columns)))
+    modality = reading.modality or find_modality(kind, records, {} if chosen else columns)
+    found = replace(found, reading=replace(reading, modality=modality))
+    if modality == "protein" and not chosen and "label" in columns:
+        labels = [str(get_nested(one.fields, columns["label"])) for one in records]
+        if all(map(is_number, labels)) and any(float(label) % 1 for label in labels):  # measured effects of mutations
+            columns = {"score" if name == "label" else name: column for name, column in columns.items()}
     scores = {"score": "score"} if chosen else columns
-    max_score = guess_max_score(data, scores["score"]) if kind == "contrastive" and "score" in columns else 1.0
+    is_pair = kind == "contrastive" and {"second", "score"} <= columns.keys()
+    max_score = guess_max_score(data, scores["score"]) if is_pair else 1.0
     is_same = all(name == column for name, column in columns.items())
     parts = [str(part) for column in columns.values() for part in split_joined(column)]
     chars = mean_characters(records, columns if chosen else parts)

@@ -26,13 +26,14 @@ from qkv.tasks.starters.sizes import (
     Machine,
     StarterSize,
     adapt_to_classification,
+    adapt_to_proteins,
     adapt_to_words,
     choose_fine_tuning,
     choose_size,
     find_machine,
 )
 from qkv.tasks.starters.starter import RecipeLine, Starter
-from qkv.tasks.table import find_starters
+from qkv.tasks.table import TASKS, find_starters
 from qkv.train.recipe.schema import DataSection
 from qkv.train.recipe.toml import format_key, format_value
 from qkv.train.run.load import load_model
@@ -43,6 +44,7 @@ StarterShape = Literal["modern", "exportable"]
 READING_COMMENTS = {
     "format": "the format of the files",
     "encoding": "the encoding of the files",
+    "modality": "the texts are residues of proteins (text: ordinary text)",
     "records_key": "where in the JSON document the list of records is",
 }
 MAX_WORDS = 128  # of a sequence, if each word is one token
@@ -74,6 +76,8 @@ def starter_recipe(
     # From one text to another: translation, spelling, anything with a source and a target.
     """
     starters = find_starters()
+    if task not in starters and task in TASKS:
+        task = TASKS[task].starter_name
     if task not in starters:
         raise UsageError(f"unknown task {task!r}; {suggest_name(task, starters)}")
     starter = starters[task]
@@ -86,14 +90,20 @@ def starter_recipe(
         summary = FileSummary({"train": starter.example_file}, EXAMPLE_BYTES)
     if notes is not None and summary.left_out:
         notes.append(f"not read: {', '.join(summary.left_out)}")
+    if notes is not None and summary.reading.modality != (reading or DataSection()).modality:
+        notes.append("the texts are proteins, recognised by their letters (--modality text reads them as text)")
     machine = machine or find_machine()
     size = choose_size(summary.bytes, machine, minutes)
     if starter.is_small:
         size = adapt_to_classification(size, summary.bytes)
-    if starter.hashes_words and (base_model or shape == "exportable"):
+    is_protein = summary.reading.modality == "protein"
+    if starter.hashes_words and (base_model or shape == "exportable" or is_protein):
         starter = replace(starter, hashes_words=False)
     if starter.hashes_words:
         starter, size = replace(starter, max_length=MAX_WORDS), adapt_to_words(size, summary.bytes)
+    if is_protein:
+        size = adapt_to_proteins(size)
+        starter = replace(starter, max_length=512, pretrained="", preset="esm2-8m", exportable_preset="esm2-8m")
     sections = {
         "": [("run", run or f"runs/{task}", "folder of the run, which becomes the model's folder")],
         "data": _data_lines(starter, summary, size),
@@ -194,7 +204,10 @@ def _model_lines(starter: Starter, size: StarterSize, shape: StarterShape) -> li
 
 
 def _tokenizer_lines(starter: Starter, summary: FileSummary, size: StarterSize) -> list[RecipeLine]:
-    """The keys of [tokenizer]: words for classifiers and taggers, characters for few short pairs, else subwords."""
+    """The keys of [tokenizer]: words for classifiers and taggers, characters for proteins and few short pairs, …"""
+    if summary.reading.modality == "protein":
+        comment = "one token for each residue; a new encoder has the tokens of ESM-2"
+        return [("kind", "char", comment), ("#from", "models/mine", "or use the tokenizer of another model")]
     kind: RecipeLine = ("kind", "byte-bpe", "subwords of any text, without unknown tokens (others: unigram, char)")
     if starter.is_small:
         kind = ("kind", "wordpiece", "frequent words are one token each (others: byte-bpe, unigram, char)")

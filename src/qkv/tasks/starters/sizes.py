@@ -152,6 +152,15 @@ def adapt_to_words(size: StarterSize, data_bytes: float) -> StarterSize:
     )
 
 
+def adapt_to_proteins(size: StarterSize) -> StarterSize:
+    """The size for proteins: a token is a single residue, so a model needs several layers to see what it is part of.
+
+    >>> adapt_to_proteins(adapt_to_classification(choose_size(1e5, Machine(2, 24e9)), 1e5)).layers
+    4
+    """
+    return replace(size, layers=max(size.layers, 4), dropout=min(size.dropout, 0.2), batch_tokens=4096)
+
+
 @dataclass(frozen=True)
 class FineTuning:
     """Settings for fine-tuning a trained model."""

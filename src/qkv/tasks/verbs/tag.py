@@ -33,7 +33,7 @@ from qkv.tasks.task import TaskOptions
 from qkv.tasks.text_model import TextModel
 from qkv.tasks.verbs.classify import ClassifyEvaluation, check_classes, format_names
 from qkv.text import Tokenizer
-from qkv.text.words import split_words
+from qkv.text.words import split_residues, split_words
 from qkv.train.watch import Sample
 
 
@@ -277,10 +277,12 @@ class TagTask(RecordTask):
     def decode(self, model: TextModel, texts: Sequence[str | Sequence[str]], options: TaskOptions) -> list[TaggedText]:
         """The words of each text with their tags. A string is split into words; a list of words is used as it is.
 
+        The words of a protein are its residues.
         A list of words becomes a text with one space between words. Character offsets refer to that text.
         """
         joined = [text if isinstance(text, str) else " ".join(text) for text in texts]
-        spans = [split_words(text) if isinstance(text, str) else word_spans(text) for text in texts]
+        split = split_residues if model.tokenizer.reads_residues else split_words
+        spans = [split(text) if isinstance(text, str) else word_spans(text) for text in texts]
         sentences = [[text[start:end] for start, end in words] for text, words in zip(joined, spans, strict=True)]
         predictions = predict_tags(model, sentences, [])
         has_entities = metrics.is_entity_tagging(class_names(model.config))

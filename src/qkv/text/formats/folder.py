@@ -8,7 +8,7 @@ The first of these that the folder has is read:
 | `source.spm`, `target.spm`, `vocab.json`                      | Marian                                         |
 | `spiece.model`, `sentencepiece.bpe.model`, `tokenizer.model`  | SentencePiece: T5, ALBERT, XLM-R, mBART, Llama |
 | `vocab.json`, `merges.txt`                                    | byte-level BPE: GPT-2, RoBERTa, BART           |
-| `vocab.txt`                                                   | WordPiece: BERT                                |
+| `vocab.txt`                                                   | WordPiece: BERT; residues of proteins: ESM     |
 
 Also read, if present: `tokenizer_config.json`, `special_tokens_map.json`, `added_tokens.json`, `chat_template.jinja`
 and the model's `config.json`.
@@ -103,7 +103,8 @@ def load_legacy(folder: Path, config: dict[str, Any], model_config: dict[str, An
         backend = legacy.from_vocab_merges(folder / "vocab.json", folder / "merges.txt", family, full_config)
         return TokenizerFiles(backend, full_config, model_config)
     if "vocab.txt" in names:
-        family, full_config = find_family_and_config("bert")
+        is_esm = "<cls>" in read_text(folder / "vocab.txt").split("\n")
+        family, full_config = find_family_and_config("esm" if is_esm else "bert")
         backend = legacy.from_vocab_txt(folder / "vocab.txt", family, full_config)
         return TokenizerFiles(backend, full_config, model_config)
     if incomplete := names & {"vocab.json", "merges.txt", "source.spm", "target.spm"}:

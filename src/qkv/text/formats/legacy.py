@@ -9,10 +9,11 @@ from tokenizers import Tokenizer as Backend
 
 from qkv.errors import QkvError
 from qkv.files import read_json_object, read_text
-from qkv.text.formats.families import TokenizerFamily
+from qkv.text.formats.families import FAMILIES, TokenizerFamily
 from qkv.text.formats.sentencepiece import CONTROL, UNKNOWN, Piece, SentencePieceModel
 from qkv.text.formats.sentencepiece_backend import build_backend
 from qkv.text.formats.vocabulary import read_vocabulary
+from qkv.text.residues import ESM_TOKENS, is_residue_vocabulary, make_residue_backend
 from qkv.text.special_tokens import SPELLINGS, make_post_processor, sentinel_token, template_roles, token_text
 
 TokenizerConfig = dict[str, Any]
@@ -21,12 +22,14 @@ MAX_SENTINELS = 65_536
 
 
 def from_vocab_txt(file: Path, family: TokenizerFamily, config: TokenizerConfig) -> Backend:
-    """BERT's WordPiece: one token a line; the id is the line number, from 0."""
+    """BERT's WordPiece, or the residues of proteins: one token a line; the id is the line number, from 0."""
     lines = read_text(file).split("\n")
     vocabulary = {line: token_id for token_id, line in enumerate(lines) if line}
     unk = special_token_text(config, "unk")
     if unk not in vocabulary:
         raise QkvError(f"{file}: not a BERT vocabulary: there is no line {unk!r}, the unk token")
+    if is_residue_vocabulary(vocabulary):
+        return finish_backend(make_residue_backend(vocabulary, unk), family, config, file)
     backend = Backend(models.WordPiece(vocabulary, unk_token=unk))
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True,
@@ -37,6 +40,14 @@ def from_vocab_txt(file: Path, family: TokenizerFamily, config: TokenizerConfig)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##", cleanup=True)
     return finish_backend(backend, family, config, file)
+
+
+def make_esm_backend() -> tuple[Backend, TokenizerConfig]:
+    """The tokenizer of ESM-2, and its config."""
+    family = FAMILIES["esm"]
+    config = complete_config({}, family)
+    backend = make_residue_backend({token: i for i, token in enumerate(ESM_TOKENS)}, family.special_tokens["unk"])
+    return finish_backend(backend, family, config, Path("vocab.txt")), config
 
 
 def from_vocab_merges(vocab_file: Path, merges_file: Path, family: TokenizerFamily, config: TokenizerConfig) -> Backend:

@@ -16,6 +16,7 @@ or removed by accident.
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from qkv.data.modalities import TextModality
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.readers.formats import FORMATS
 from qkv.text.kinds import TOKENIZER_KINDS
@@ -63,6 +64,7 @@ class DataSection:
     format: Annotated[str, OneOf(FORMATS, optional=True)] = ""  # the file format; "" detects it from the extension
     columns: dict[str, str] = field(default_factory=dict)  # field = column; or several columns: text = "title + body"
     encoding: str = ""  # the encoding of text files, such as "latin-1"; "" recognises it
+    modality: TextModality = ""  # what the texts are; "" is text
     records_key: str = ""  # json: where in the document the list of records is, such as "data" or "splits.train"
     max_score: Positive = 1.0  # contrastive: the largest score in the data; scores are divided by it
     mix: dict[str, Annotated[dict[str, Any], Partial(MixSource)]] = field(
