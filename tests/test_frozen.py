@@ -45,7 +45,7 @@ RECIPE = {
     """,
     "train": """
     steps minutes epochs cpu_minutes batch_tokens micro_batch_tokens
-    optimizer lr head_lr_factor betas eps momentum weight_decay weight_decay_on max_grad_norm
+    optimizer lr head_lr_factor fit_head betas eps momentum weight_decay weight_decay_on max_grad_norm
     schedule warmup decay_fraction final_lr_ratio
     precision residual_dtype compile gradient_checkpointing seed device num_threads num_workers parallel tensor_parallel
     log_every eval_every eval_examples max_eval_fraction metric eval_beam patience trackers

@@ -198,8 +198,7 @@ def test_fine_tuning_has_no_shape_keys_and_prepares(folder: Path, tmp_path: Path
     assert not recipe.model.overrides
     assert not recipe.model.freeze
     assert (recipe.train.epochs, recipe.train.minutes, recipe.train.lr) == (5, 0.0, 3e-4)
-    assert recipe.train.head_lr_factor == 10  # the head is new, unlike that of an embedder:
-    assert loads(starter_recipe("embed", base_model=trained, machine=LAPTOP)).train.head_lr_factor == 1
+    assert (recipe.train.fit_head, recipe.train.head_lr_factor) == (True, 1)  # the new head is fitted first
     prepared = prepare(recipe)
     assert (prepared.config.head.pool, prepared.config.head.dense) == ("mean", "none")  # as the embedder was trained
     assert not any("tensors of other heads" in note for note in prepared.notes)

@@ -86,6 +86,7 @@ class RunState:
         self.evaluated: EvalReport | None = None
         self.best: EvalReport | None = None
         self.sample: Sample | None = None
+        self.stage = "waiting for the first step"
         self.evaluating: float | None = None  # the fraction of the evaluation in progress that is done
         self.num_evaluations = 0
         self.losses, self.metrics = DownsampledCurve(), DownsampledCurve()
@@ -130,6 +131,11 @@ class LiveDisplay(TerminalWatcher):
         for note in start.notes:
             self._print_note(note, "dim")
         self.live.start(refresh=True)
+
+    def on_stage(self, stage: str, fraction: float) -> None:
+        self.state.stage = f"{stage}   {format_percent(fraction)}"
+        if time.monotonic() - self.last_drawn >= DRAW_SECONDS:
+            self._draw()
 
     def on_step(self, report: StepReport) -> None:
         self.state.report = report
@@ -184,7 +190,9 @@ def display_lines(state: RunState, console: Console, width: int) -> Iterator[Tex
     yield _title_line(state.start)
     yield _progress_line(state, width)
     if state.report is None:
-        yield Text("\n waiting for the first step", "dim")
+        yield Text(f"\n {state.stage}", "dim")
+        if state.evaluated is not None:
+            yield _validation_line(state, state.evaluated)
         return
     yield Text()
     curve = sparkline(state.losses.points, max(8, min(32, width - 40)), log=True)

@@ -28,7 +28,7 @@ from qkv.tasks.calibrate import calibrate
 from qkv.tasks.evaluate import evaluate, has_option, main_metric
 from qkv.tasks.evaluation import Evaluation
 from qkv.tasks.prepare.memory import choose_micro_batch
-from qkv.tasks.prepare.model import apply_adapters
+from qkv.tasks.prepare.model import apply_adapters, needs_new_head
 from qkv.tasks.prepare.prepare import PreparedRun, prepare, uses_in_batch_negatives
 from qkv.tasks.table import find_task
 from qkv.tasks.task import Task
@@ -36,6 +36,7 @@ from qkv.tasks.text_model import TextModel
 from qkv.tasks.watchers import MetricsLog, WatcherGroup
 from qkv.text import Tokenizer
 from qkv.train.adapt import merge_lora
+from qkv.train.head_fit import can_fit_head
 from qkv.train.loop import StoppedBySignal, fit
 from qkv.train.parallel.shards import gather_network
 from qkv.train.parallel.world import World, init_world
@@ -173,6 +174,7 @@ def train_on_rank(
             micro_batch_tokens=micro_batch_tokens,
             signals=signals,
             initial_network=prepared.build_network if world.is_sharded else None,
+            **plan_start(recipe, prepared.config, network, world),
         )
         end = fit(job)
         config = prepared.config
@@ -188,6 +190,15 @@ def train_on_rank(
             log.log_end(end)
         world.barrier()
     return TrainingResult(recipe, config, whole or network, prepared.tokenizer, end, notes, prepared.fields)
+
+
+def plan_start(recipe: Recipe, config: Config, network: Network, world: World) -> dict[str, bool]:
+    """What fine-tuning starts with: fitting a new head, or evaluating a network that was trained for the same task."""
+    if not recipe.model.from_ or world.size > 1:
+        return {}
+    if needs_new_head(recipe, config):
+        return {"fit_head": recipe.train.fit_head and can_fit_head(network)}
+    return {"evaluate_first": recipe.train.final == "best"}
 
 
 def in_batch_negative_notes(prepared: PreparedRun, data_parallel_size: int) -> list[str]:

@@ -28,6 +28,7 @@ class WatcherGroup(Watcher):
         self.watchers = watchers
 
     on_start = _forward_to_all("on_start")
+    on_stage = _forward_to_all("on_stage")
     on_step = _forward_to_all("on_step")
     on_eval_progress = _forward_to_all("on_eval_progress")
     on_evaluate = _forward_to_all("on_evaluate")
@@ -47,7 +48,7 @@ class MetricsLog(Watcher):
     def on_start(self, start: RunStart) -> None:
         """Write the recipe, log the cost of the model if the run is new, and log the notes so far."""
         self.folder.write_recipe(self.recipe)
-        if not start.step:
+        if not start.step and not any(record["kind"] == "model" for record in self.folder.log_records()):
             costs = {"parameters": start.parameters, "flops_per_token": self.flops_per_token}
             self.folder.append_log({"kind": "model", "step": 0, **costs})
         for note in start.notes:

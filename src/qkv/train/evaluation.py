@@ -32,6 +32,7 @@ from qkv.train.out_of_memory import is_out_of_memory, out_of_memory_error
 from qkv.train.parallel.shards import gather_network
 from qkv.train.parallel.world import World
 from qkv.train.progress import DEFAULT_EVALUATIONS, EvalPlan, Progress, is_better
+from qkv.train.recipe.schema import TrainSection
 from qkv.train.run.signals import StopRequested, StopSignals
 from qkv.train.step import Stepper
 from qkv.train.watch import EvalReport, FinalScore, Sample
@@ -163,7 +164,7 @@ class Evaluator:
         samples: Sequence[Sample] = ()
         metric, stopped, of_tokens, basis = section.metric, False, False, None
         seconds, pieces, examples = 0.0, 0, 0
-        tenth = section.max_eval_fraction * progress.seconds
+        tenth = section.max_eval_fraction * max(progress.seconds, first_interval(section, progress))
         has_clock = bool(section.minutes or section.cpu_minutes)
         minimum = MIN_SECONDS if has_clock else MIN_SECONDS_WITHOUT_CLOCK
         limit = math.inf if plan is not None else max(tenth, minimum)
@@ -255,6 +256,13 @@ class Evaluator:
             f"evaluations may take {fraction:.0%} of the time, so {'; '.join(parts)} (train.max_eval_fraction; 1 "
             "evaluates everything)",
         )
+
+
+def first_interval(section: TrainSection, progress: Progress) -> float:
+    """At step 0, the seconds until the next evaluation, if the budget says it; else 0."""
+    is_known = progress.step == 0 and not section.eval_every
+    minutes = section.minutes or section.cpu_minutes / torch.get_num_threads()
+    return minutes * 60 / DEFAULT_EVALUATIONS if is_known else 0.0
 
 
 def join_metrics(metrics: dict[str, float], loss: float | None, *, of_tokens: bool) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """The training loop, from top to bottom.
 
+    fit a new head
     for batch in loader:
         step; log; evaluate; save; stop on a signal or when the budget is spent
 
@@ -21,6 +22,7 @@ from qkv.models.runtime import eval_mode
 from qkv.train.checkpoint.folder import CheckpointFolder
 from qkv.train.core_share import cpu_seconds
 from qkv.train.final_weights import load_final_weights
+from qkv.train.head_fit import fit_head_first
 from qkv.train.optim.schedule import lr_at
 from qkv.train.out_of_memory import is_out_of_memory, out_of_memory_error
 from qkv.train.progress import Progress, is_due
@@ -58,6 +60,7 @@ def fit(job: Job) -> RunEnd:
         # A single process may abort until its first step is done. Several ranks stop after the same step.
         mode = signals.mode if job.world.size == 1 else "finish"
         with close_on_exit(run.loader, checkpoints), signals.use_mode(mode):
+            fit_head_first(job, run)
             speed = SpeedMeter(run.progress, run.fraction_done(), job.world)
             reason = take_all_steps(job, run, speed, signals)
             signals.acknowledge()

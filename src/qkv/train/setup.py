@@ -58,6 +58,8 @@ class Job:
     invariants: Mapping[str, Any] = field(default_factory=dict)  # values that must not change between start and resume
     notes: Sequence[str] = ()
     initial_network: Callable[[], Network] | None = None  # makes the initial weights for a network on the meta device
+    fit_head: bool = False  # the head is new on a trained network: fit it before the first step
+    evaluate_first: bool = False  # the network was trained before, so the weights of step 0 may be the best
 
 
 @dataclass

@@ -91,6 +91,9 @@ class Watcher:
     def on_start(self, start: RunStart) -> None:
         """Called before the first step."""
 
+    def on_stage(self, stage: str, fraction: float) -> None:
+        """Called during work before the first step, with the fraction of it that is done."""
+
     def on_step(self, report: StepReport) -> None:
         """Called every `train.log_every` steps, and at the end of the budget."""
 

@@ -275,6 +275,4 @@ def _fine_tuning_lines(
         ("warmup", 0.1, "fraction of the budget in which the learning rate rises"),
         ("final", "best", "keep the weights with the best validation result (or last)"),
     ]
-    if OBJECTIVES[starter.objective].head in ("classify", "tag", "span"):
-        train.insert(3, ("head_lr_factor", 10.0, "the learning rate of the new head is lr times this number"))
     return model, train

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from qkv.blocks import Inputs, SequenceLayout
-from qkv.blocks.head import document_membership, pooled_index
+from qkv.blocks.head import document_membership, pool, pooled_index
 from qkv.blocks.kernels.linear_gelu import install_fused_gelu
 from qkv.blocks.kernels.selection import MIN_QUERY_REDUCTION, gather_positions
 from qkv.data.load.batch import Batch
@@ -237,26 +237,33 @@ class BatchPass:
 
         Without `x`, the last block computes only the positions that have a label.
         """
-        network, positions, targets = self.module.network, self.labelled.positions, self.labelled.targets
-        assert targets is not None
+        assert self.labelled.targets is not None
+        return self.module.token_loss(self.labelled_positions(x), self.labelled.targets)
+
+    def labelled_positions(self, x: Tensor | None = None) -> Tensor:
+        """The hidden states of the positions that have a label, (N, C)."""
+        network, positions = self.module.network, self.labelled.positions
         if x is None and self.module.can_select:
             x = network.hidden(self.module.network_inputs(self.batch), selected=positions)[0]
         else:
             x = gather_positions(self.hidden()[0] if x is None else x, positions)
-        return self.module.token_loss(x.reshape(-1, x.shape[-1]), targets)
+        return x.reshape(-1, x.shape[-1])
 
     def document_outputs(self) -> Tensor:
-        """The outputs of a head that pools, (B, E, V). The last block computes only what the head pools."""
+        """The outputs of a head that pools, (B, E, V)."""
+        return self.head.project(self.pooled())
+
+    def pooled(self) -> Tensor:
+        """The vectors of documents that the head projects, (B, E, C). The last block computes only what is pooled."""
         inputs, pooling = self.inputs, self.head.config.pool
         assert inputs.document_ids is not None
         if pooling == "mean" or not self.module.can_select:
             x, layout = self.hidden()
-            out: Tensor = self.head(x, layout, inputs.max_documents)
-            return out
+            return pool(x, layout, pooling, inputs.max_documents or 1)
         index = pooled_index(document_membership(inputs.document_ids, inputs.max_documents), pooling)  # (B, E)
         start = torch.arange(len(index), device=index.device)[:, None] * inputs.ids.shape[1]
         x, _ = self.module.network.hidden(self.module.network_inputs(self.batch), selected=start + index)
-        return self.head.project(x.view(inputs.batch_size, inputs.max_documents, -1))
+        return x.view(inputs.batch_size, inputs.max_documents, -1)
 
     def cross_entropy(self, logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """The summed cross-entropy of logits (N, V) and targets (N,), without targets that are `IGNORE_INDEX`."""

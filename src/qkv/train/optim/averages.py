@@ -43,6 +43,13 @@ class Ema:
         for name, average in self._averages.items():
             average.lerp_(self._weights[name].detach().to(average.dtype), weight)
 
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Start again from the current weights."""
+        self.num_updates.zero_()
+        for name, average in self._averages.items():
+            average.copy_(self._weights[name])
+
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the tensors that a checkpoint saves and restores: the averages, and the number of "updates"."""
         return {**self._averages, "updates": self.num_updates}

@@ -158,6 +158,7 @@ class TrainSection:
     optimizer: Annotated[str, OneOf(OPTIMIZERS)] = "adamw"
     lr: Annotated[float, Limits(1e-30, 1e6)] = 1e-3
     head_lr_factor: Positive = 1.0
+    fit_head: bool = True  # fit a new head to the features of `model.from` before the first step
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.98)
     eps: Annotated[float, Limits(1e-30, 1e6)] = 1e-8
     momentum: BelowOne = 0.9  # sgd
