@@ -6,7 +6,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from qkv.render.report import print_report, summarise_report
+from qkv.render.report import name_better_baseline, print_report, summarise_report
 from qkv.tasks.report import Advice, RunReport
 from qkv.tasks.report.curve_verdict import CurveVerdict
 from qkv.tasks.report.data import DataReport
@@ -60,6 +60,22 @@ def test_nouns_agree_with_their_numbers(count: int, noun: str) -> None:
     assert f"Loss on {count} {noun}\n" in out
     assert f"{count} training {noun} of 900 tokens" in out
     assert "1 of 1 evaluation line also occurs among 1 training line: 1 word for word" in out
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "baseline", "expected"),
+    [
+        ("f1", 0.435, 0.443, "The model is worse than a baseline (F1 43.5 %; most frequent tag: 44.3 %)."),
+        ("f1", 0.45, 0.443, ""),
+        ("loss", 2.0, 3.0, ""),
+        ("loss", 3.0, 2.0, "The model is worse than a baseline (loss 3.000; most frequent tag: 2.000)."),
+    ],
+)
+def test_a_better_baseline_is_named(metric: str, value: float, baseline: float, expected: str) -> None:
+    baselines = (Measured("most frequent tag", baseline),)
+    score = ScoreReport(metric, Measured("model", value), baselines, num_records=40, num_usable=40)
+    assert name_better_baseline(replace(REPORT, score=score)) == expected
+    assert name_better_baseline(REPORT) == name_better_baseline(replace(REPORT, score=None)) == ""
 
 
 def test_several_commands_are_alternatives() -> None:

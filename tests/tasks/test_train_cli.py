@@ -45,7 +45,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["mine.toml", "train.optimizer=adamx"], ["train.optimizer", "did you mean 'adam'?"]),
         (["mine.toml", "objective.kind=causallm"], ["objective.kind", "did you mean 'causal_lm'?"]),
         (["mine.toml", "train.steps=-1"], ["train.steps = -1", "at least 0"]),
-        (["mine.toml", "train.steps=0"], ["would never end", "train.steps, train.minutes or train.epochs"]),
+        (
+            ["mine.toml", "train.steps=0"],
+            ["would never end", "train.epochs or train.cpu_minutes"],
+        ),
         (["mine.toml", "train.steps"], ["write key=value"]),
         (["mine.toml", "model.lora_rank=4"], ["model.lora_rank", "model.from"]),
         (["mine.tmol"], ["mine.tmol", "no such recipe file"]),

@@ -92,7 +92,7 @@ def train(
         curves = f"Learning curves: {folder / 'curves.svg'}"
     except QkvError as error:  # the run is complete even without the picture
         curves = f"The learning curves could not be drawn: {error}"
-    report = report_lines(end.folder)
+    report, what = report_lines(end.folder)
     scores = [f"{name} {value:.4g}{format_interval(end, name)}" for name, value in end.metrics.items()]
     summary = [count_nouns(end.step, "step"), *scores]
     if end.final is not None:
@@ -102,7 +102,7 @@ def train(
         *report,
         curves,
         f"Try it: {example_command(trained, watcher.state.sample)}",
-        f"Is it good, and what next? The whole report: qkv report {shlex.quote(end.folder)}",
+        f"{what} next? The whole report: qkv report {shlex.quote(end.folder)}",
     ]
     values = {"run": end.folder, "step": end.step, "seconds": end.seconds, "reason": end.reason, "metrics": end.metrics}
     final = None if end.final is None else asdict(end.final)
@@ -110,13 +110,14 @@ def train(
     return None
 
 
-def report_lines(run: str) -> list[str]:
-    """Write a quick report on a run that has just ended, and return its summary.
+def report_lines(run: str) -> tuple[list[str], str]:
+    """Write a quick report on a run that has just ended, and return its summary and the words before "next?".
 
-    The summary is the score with a baseline, the most important advice, and the path of the page.
+    The summary is the score with a baseline, the most important advice, and the path of the page. If a baseline is
+    better than the model, the last line says so.
     """
     from qkv.files import read_json_object
-    from qkv.render.report import summarise_report
+    from qkv.render.report import name_better_baseline, summarise_report
     from qkv.tasks.report import ReportOptions, make_report
 
     try:
@@ -124,8 +125,10 @@ def report_lines(run: str) -> list[str]:
         report = make_report(run, ReportOptions(quick=True, device=device))
         report.save(path := Path(run) / "report.html")
     except Exception as error:  # whatever happens here, the run is complete
-        return [f"No report was made: {error}"]
-    return [*summarise_report(report), f"First report: {path}"]
+        return [f"No report was made: {error}"], "Is it good, and what"
+    problem = name_better_baseline(report)
+    lines = [*summarise_report(report), f"First report: {path}"]
+    return lines, f"{problem} What" if problem else "Is it good, and what"
 
 
 def example_command(trained: "TrainingResult", sample: "Sample | None") -> str:

@@ -219,8 +219,18 @@ def print_leakage(name: str, found: LeakageReport, console: Console) -> None:
         console.print(Text(f"{counted} {verb} different labels, such as {shown}"))
 
 
+def name_better_baseline(report: RunReport) -> str:
+    """A sentence if a baseline has a better score than the model, otherwise ""."""
+    score = report.score
+    if score is None or score.best_baseline is None or not score.is_below_baseline:
+        return ""
+    best, own = (format_score(score.metric, one.value) for one in (score.best_baseline, score.model))
+    name = score.best_baseline.name
+    return f"The model is worse than a baseline ({name_metric(score.metric)} {own}; {name}: {best})."
+
+
 def summarise_report(report: RunReport) -> list[str]:
-    """The last two lines of `qkv train`: the score with a baseline, and the most important advice."""
+    """Two lines at the end of `qkv train`: the score with a baseline, and the most important advice."""
     lines = []
     score = report.score
     if score is not None:

@@ -16,7 +16,7 @@ from qkv.data.load.batch import Batch
 from qkv.data.objectives.base import Objective
 from qkv.data.stream.collate import collate
 from qkv.data.stream.sequences import SequenceStream
-from qkv.errors import UsageError
+from qkv.errors import UsageError, count_nouns
 from qkv.models.runtime import free_memory
 from qkv.models.tables.summary import ModelSummary, summarise_model
 from qkv.progress import OnStage
@@ -193,4 +193,8 @@ def example_parts(
         values = batch.labels[label.name][sequence].numpy()
         values = values[positions] if label.per == "token" else values[document - 1]
         labels[label.name] = values - positions[0] if label.is_position else values
-    return {**parts, "input": decode(ids), **objective.describe_labels(ids, labels, decode, classes)}
+    shown = decode(ids)
+    if tokenizer.hashes_words:
+        num_words = sum(int(one) not in tokenizer.special_ids for one in ids)
+        shown = f"{count_nouns(num_words, 'word')}, which the model reads by their letters"
+    return {**parts, "input": shown, **objective.describe_labels(ids, labels, decode, classes)}

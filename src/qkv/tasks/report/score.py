@@ -79,6 +79,12 @@ class ScoreReport:
         sign = -1 if self.metric == "loss" else 1
         return max(self.baselines, key=lambda one: sign * one.value, default=None)
 
+    @property
+    def is_below_baseline(self) -> bool:
+        """Whether a baseline has a better score than the model."""
+        sign = -1 if self.metric == "loss" else 1
+        return self.best_baseline is not None and sign * self.model.value < sign * self.best_baseline.value
+
     def to_dict(self) -> dict[str, Any]:
         """The score for JSON, with the name of the metric in a sentence and the scale of its values."""
         return asdict(self) | {"metric_name": name_metric(self.metric), "scale": find_scale(self.metric)}
