@@ -319,6 +319,8 @@ def make_rows(row: str) -> str:
         ("contrastive", "0,1,2", "{n}.5,{title},{title}", {"first": "1", "second": "2", "score": "0"}),
         ("contrastive", "0,1,2", "{title},{n}.5,{title}", {"first": "0", "second": "2", "score": "1"}),
         ("contrastive", "0,1,2,3", "{n},{mod}.{mod},{title},{title}", {"first": "2", "second": "3", "score": "1"}),
+        ("contrastive", "0,1,2", "{word},{next},{mod}.0", {"first": "0", "second": "1", "score": "2"}),
+        ("contrastive", "0,1,2", "w{mod},v{two},{mod}.0", {"first": "0", "second": "1", "score": "2"}),
         # Two texts that belong together, and a title, are not lost.
         (
             "classification",

@@ -103,6 +103,7 @@ def test_the_first_file_of_a_folder_decides(tmp_path):
         ("How old are you?\tWhy do you ask?\n35\tI am only curious.\n", True),
         ("text\tlabel\ngood\tyes\n", True),
         ("great movie\tpos\nbad film\tneg\nfine\tpos\nnice\tpos\n", False),
+        ("sun\tsunlight\t50.0\nriver\twater\t49.0\nmorning\tsunrise\t49.0\n", False),
         # Two cells are equal, or all words of a cell occur below it, in a table whose names nobody would guess.
         ("Bluff\tBluff\tN;DAT\nHund\tHunde\tN;PL\nWeg\tWege\tN;SG\n", False),
         ("a dog\tein Hund\na cat\teine Katze\nthe dog\tder Hund\na red dog\tein roter Hund\n", False),

@@ -129,8 +129,12 @@ SPEC = ObjectiveSpec(
     families=("encoder", "decoder"),
     head="tag",
     fields=(
-        RecordField("tokens", ("words", "form", "forms"), "words"),
-        RecordField("tags", ("ner_tags", "pos_tags", "labels", "upos", "ner", "pos"), "tags"),
+        RecordField("tokens", ("words", "form", "forms", "text", "sentence", "query", "utterance"), "words"),
+        RecordField(
+            "tags",
+            ("ner_tags", "pos_tags", "labels", "upos", "ner", "pos", "entities", "slots", "spans"),
+            "tags",
+        ),
     ),
     class_field="tags",
     required_tokens=bert_tokens,

@@ -25,6 +25,7 @@ from qkv.data.readers.hf_datasets import hf_dataset_fingerprint
 from qkv.data.readers.joined_columns import expand_joined, join_columns
 from qkv.data.readers.options import ReadContext, ReadLimits, ReadOptions
 from qkv.data.records import Record
+from qkv.data.span_tags import tag_spans
 from qkv.data.split import SplitName, ValidationSplit
 from qkv.data.text_lists import ListMeaning, join_text_lists
 from qkv.errors import QkvError, UsageError, suggest_name
@@ -53,10 +54,10 @@ class DataFiles:
     `paths` is a file, a glob, a folder, a list of these, or a mapping of field → file for line-aligned files. Each
     file's extension gives its format unless `format` does. The labels in `class_field` become the names of classes.
     With `has_instructions`, records with an instruction and its response become chats. A text in one of the
-    `word_fields` is split into words at white space. A list of texts in one of the `list_fields` becomes one text. A
-    path in one of the `file_fields` becomes the bytes of the file. The `modality` says what the texts in `text_fields`
-    are, such as proteins; "" is text. With `pairs_by`, the name of a field, single texts become pairs
-    (`qkv.data.pairs`).
+    `word_fields` is split into words at white space; if the second one has spans of the text in the first, they become
+    tags of its words. A list of texts in one of the `list_fields` becomes one text. A path in one of the `file_fields`
+    becomes the bytes of the file. The `modality` says what the texts in `text_fields` are, such as proteins; "" is
+    text. With `pairs_by`, the name of a field, single texts become pairs (`qkv.data.pairs`).
 
     >>> DataFiles({"source": "train.en", "target": "train.fr"})           # doctest: +SKIP
     >>> DataFiles.from_options("tweets/*.csv.gz", columns={"text": "tweet", "label": "mood"})      # doctest: +SKIP
@@ -124,6 +125,8 @@ class DataFiles:
             records = map(make_chat, records)
         modality = MODALITIES[self.modality or "text"]
         if self.word_fields:
+            if len(self.word_fields) == 2:
+                records = tag_spans(records, *self.word_fields, problems)
             records = split_words(records, self.word_fields, modality.split)
         if modality.load:
             records = load_texts(records, self.modality, self.text_fields, problems)

@@ -75,9 +75,9 @@ def is_number(cell: str) -> bool:
 def is_data_row(first: list[str], others: Sequence[list[str]]) -> bool:
     """Whether the first row of a table is data and not the names of its columns, judged by the rows that follow.
 
-    It is data if half of its cells look like data, unless one is the name of a column of numbers. It is also data if
-    one of its cells occurs twice below it, as labels do, if two of its cells are equal, or if the words of half of its
-    cells occur below them and none of the cells is a usual name.
+    It is data if half of its cells look like data, unless one is the name of a column of numbers, or if one is a number
+    above numbers. It is also data if one of its cells occurs twice below it, as labels do, if two of its cells are
+    equal, or if the words of half of its cells occur below them and none of the cells is a usual name.
 
     >>> is_data_row(["A man plays.", "5.0"], [["A dog runs.", "1.2"]]), is_data_row(["How?", "Why?"], [["35", "So."]])
     (True, False)
@@ -90,6 +90,9 @@ def is_data_row(first: list[str], others: Sequence[list[str]]) -> bool:
     if any(is_number(value) and not is_number(cell) for cell, value in zip(first, below, strict=False)):
         return False
     if 2 * sum(map(looks_like_data, first)) >= len(first):
+        return True
+    columns = list(zip_longest(*others, fillvalue=""))
+    if any(is_number(cell) and all(map(is_number, column)) for cell, column in zip(first, columns, strict=False)):
         return True
     different = [row for row in others if row != first]  # files that were joined repeat the names
     columns = list(zip_longest(*different, fillvalue=""))

@@ -5,7 +5,7 @@ returned, for the user to choose. An id, a file name or a link is never read as 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import PurePath
@@ -18,6 +18,7 @@ from qkv.data.objectives.table import OBJECTIVES, RecordField
 from qkv.data.readers.columns import get_nested, is_number
 from qkv.data.readers.formats import FORMAT_BY_EXTENSION
 from qkv.data.readers.joined_columns import JOINED_BY, split_joined
+from qkv.data.span_tags import is_segments, is_spans
 from qkv.errors import UsageError, shorten
 from qkv.tasks.prepare.column_values import Column, ValueKind, is_copy, is_renamed
 from qkv.tasks.prepare.columns import drop_alternatives, known_columns
@@ -75,12 +76,40 @@ def find_readings(
     >>> find_readings("seq2seq", ["en", "de"])
     [{'source': 'en', 'target': 'de'}]
     """
+    if OBJECTIVES[kind].head == "tag":
+        names = whole_slots(names, records)
     columns = [Column(name, tuple(_as_text(get_nested(record.fields, name)) for record in records)) for name in names]
     guess = _Guess(kind, columns, shortens)
+    if OBJECTIVES[kind].head == "tag":
+        guess.segments, guess.spans = (find_column(names, records, suits) for suits in (is_segments, has_spans))
     guess.read_files()
     guess.read_names()
     guess.read_values()
     return [drop_alternatives(kind, reading) for reading in guess.readings[:MAX_READINGS]]
+
+
+def whole_slots(names: Sequence[str], records: Sequence[Record]) -> list[str]:
+    """The names of columns, where an object with texts, such as slots with their values, is one column.
+
+    >>> from qkv.data import FileLocation
+    >>> whole_slots(["text", "slots.city"], [Record({"text": "to Rome", "slots": {"city": "Rome"}}, FileLocation("a"))])
+    ['text', 'slots']
+    """
+    objects = {name for one in records for name, value in one.fields.items() if isinstance(value, dict)}
+    objects = {name for name in objects if all(is_spans(one.fields.get(name, {})) for one in records)}
+    parts = [name.partition(".")[0] for name in names]
+    return list(dict.fromkeys(part if part in objects else name for part, name in zip(parts, names, strict=True)))
+
+
+def find_column(names: Sequence[str], records: Sequence[Record], suits: Callable[[Any], bool]) -> str:
+    """The first column whose values all suit; "" if there is none."""
+    columns = ((name, [get_nested(record.fields, name) for record in records]) for name in names)
+    return next((name for name, values in columns if values and all(map(suits, values))), "")
+
+
+def has_spans(value: Any) -> bool:
+    """Whether a value is a list of spans, which may be empty, or slots."""
+    return isinstance(value, list | dict) and is_spans(value)
 
 
 def _as_text(value: Any) -> str:
@@ -96,6 +125,8 @@ class _Guess:
     kind: str
     columns: list[Column]
     shortens: bool = False
+    segments: str = ""  # the column of texts in pieces, some with a label
+    spans: str = ""  # the column of spans of another text
     readings: list[Reading] = field(default_factory=lambda: [{}])
 
     @property
@@ -191,7 +222,7 @@ class _Guess:
             raise self.too_few()
         chosen: list[Column] = []
         for kind in TEXT_KINDS:
-            likely, needed = self.free(kind), len(missing) - len(chosen)
+            likely, needed = self._free_texts(kind), len(missing) - len(chosen)
             if len(likely) > needed:
                 varied = [column for column in likely if not column.starts_alike]
                 likely = varied if len(varied) >= needed else likely
@@ -204,6 +235,11 @@ class _Guess:
             if len(chosen) == len(missing):
                 return [self._in_order(missing, chosen)]
         raise self.too_few()
+
+    def _free_texts(self, kind: str) -> list[Column]:
+        """The free columns of a kind; labels that are numbers count as numbers."""
+        found = [column for column in self.free("label", "number") if all(map(is_number, column.given))]
+        return found if kind == "number" else [column for column in self.free(kind) if column not in found]
 
     def _in_order(self, missing: Sequence[RecordField], chosen: Sequence[Column]) -> Reading:
         """The columns in the order of the file, or a long text before a short one."""
@@ -220,7 +256,7 @@ class _Guess:
 
     def _labels(self) -> list[Reading]:
         """What a classifier learns: labels, else a score, else the column with the fewest values."""
-        free = self.free("label")
+        free = [column for column in self.free("label") if 2 * len(column.given) > len(column.values)]
         likely = [column for column in free if _last_word(column.name) not in DESCRIBING_NAMES] or free
         distinct: list[Column] = []
         for column in sorted(likely, key=lambda column: all(map(is_number, column.given))):  # names before numbers
@@ -268,6 +304,10 @@ class _Guess:
 
     def _tags(self) -> list[Reading]:
         """Columns with as many words as tags; tags have fewer different values."""
+        if self.segments:
+            return [{"tokens": self.segments, "tags": self.segments}]
+        if self.spans and (texts := [column for column in self.columns if column.kind in ("text", "short text")]):
+            return [{"tokens": self.best.get("tokens", texts[0].name), "tags": self.spans}]
         if len(self.columns) < 2:
             raise self.too_few()
         names = [one.name for one in self.missing()]
