@@ -1,5 +1,6 @@
 """Models that describe images and answer questions about one or two of them: trained, run, evaluated and reported."""
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,20 @@ def test_a_model_answers_questions_about_two_images(answerer: tuple[Path, qkv.Mo
     assert run_qkv(["run", str(folder / "run"), line]).out.strip() in {"first", "second"}
     evaluation = model.evaluate(str(folder / "data.tsv"), limit=20)
     assert evaluation.metrics["exact_match"] > 0.3
+
+
+def test_a_server_reads_images_as_data_urls_only(describer: tuple[Path, qkv.Model]) -> None:
+    serving = pytest.importorskip("serving", reason="starlette is not installed")
+    folder, model = describer
+    path = folder / "red2.png"
+    url = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+    with serving.client({"describer": model}, gather_seconds=0.0) as server:
+        found = server.post("/describe", json={"texts": [url, url]})
+        assert [one["text"] for one in found.json()["results"]] == ["a red picture"] * 2
+        for wrong in (str(path), "http://127.0.0.1/red.png", "data:image/png;base64,!"):
+            refused = server.post("/describe", json={"texts": wrong})
+            assert refused.status_code == 400
+            assert "image 1" in refused.text
 
 
 @pytest.mark.parametrize(

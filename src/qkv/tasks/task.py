@@ -5,7 +5,7 @@ A task has one file in `qkv.tasks.verbs`. Everything else is derived from it: th
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -174,6 +174,10 @@ class Task(ABC):
         for number, value in enumerate(values, start=1):
             if not isinstance(value, str) and (problem := MODALITIES[modality].check(value)):
                 raise UsageError(f"{modality} {number} {problem}; give a path, the bytes of a file, or a Pillow image")
+
+    def map_payloads(self, value: Any, function: Callable[[Any], Any]) -> Any:
+        """An input with `function` of each of its images. A server calls it for models that read images."""
+        return function(value)
 
     def input_modality(self, config: Config) -> str:
         """What a model reads: "text", or a modality such as "image"."""

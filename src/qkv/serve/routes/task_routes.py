@@ -73,7 +73,7 @@ async def run_task(task: Task, answer: type, call: Call) -> Any:
     check_limits(task, call, options)
     served = call.server.pool.find(call.body.model)
     if task.input_modality(served.model.config) != "text":
-        inputs = [read_payload(text, number) for number, text in enumerate(inputs, 1)]
+        inputs = [task.map_payloads(text, partial(read_payload, number)) for number, text in enumerate(inputs, 1)]
 
     def run(several: list[Any], progress: OnProgress) -> Sequence[Any]:
         results: Sequence[Result] = TaskCall(served.model, task)(several, progress=progress, **options)
@@ -85,7 +85,7 @@ async def run_task(task: Task, answer: type, call: Call) -> Any:
         return answer(served.name, await served.batcher.map(run, inputs, key=key))
 
 
-def read_payload(text: Any, number: int) -> bytes:
+def read_payload(number: int, text: Any) -> bytes:
     """The bytes of an image that a request has as a data URL. Nothing else is read: neither files nor other URLs."""
     try:
         if not isinstance(text, str) or not text.startswith(DATA_URL):

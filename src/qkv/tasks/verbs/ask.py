@@ -1,6 +1,6 @@
 """Ask: answer a question about an image, or about two."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from qkv.data.modalities import MODALITIES
@@ -62,6 +62,10 @@ class AskTask(ImageToText):
         """An image and a question with a tab between them, or two images and a question."""
         *images, question = line.split("\t")
         return (tuple(images) if len(images) > 1 else images[0] if images else "", question)
+
+    def map_payloads(self, value: Any, function: Callable[[Any], Any]) -> Any:
+        image, question = value
+        return function(image), question
 
     def check_inputs(self, config: Config, values: Sequence[Any]) -> None:
         for number, value in enumerate(values, start=1):
