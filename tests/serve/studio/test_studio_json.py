@@ -26,6 +26,7 @@ from qkv.serve.studio.runs import Runs
 from qkv.serve.studio.search import run_search
 from qkv.serve.studio.switches import make_edits
 from qkv.serve.studio.words import leave_words_out
+from qkv.tasks.study import StudyPlan, create
 from qkv.values import read
 
 FAMILIES = ("encoder", "decoder", "seq2seq")
@@ -316,3 +317,22 @@ def test_damaged_logs_and_wrong_cursors_are_survived(tmp_path: Path) -> None:
     run = runs.list()[0]["id"]
     for cursor in ("", "x:y", "1:-5", ":", f"{log.stat().st_ino}:999999999", "9" * 50):
         assert [record["text"] for record in runs.read(run, cursor)["records"]] == ["hello"]
+
+
+def test_runs_of_a_study_have_its_table_and_its_verdicts(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a\n")
+    recipe = 'data.train = "text.txt"\nobjective.kind = "causal_lm"\ntrain.steps = 1\n'
+    (tmp_path / "base.toml").write_text(recipe)
+    vary = {"model.feedforward": ("gelu", "swiglu")}
+    create(tmp_path / "runs" / "s", StudyPlan(recipe=str(tmp_path / "base.toml"), vary=vary, seeds=2))
+    for name in ("s/gelu-0", "s/swiglu-1", "alone"):
+        write_run(tmp_path / "runs" / name, [{"kind": "step", "step": 1, "loss": 2.0}])
+    runs = Runs([tmp_path / "runs"])
+    ids = {one["name"]: one["id"] for one in runs.list()}
+    assert {one["name"]: one["study"] for one in runs.list()} == {"s/gelu-0": "s", "s/swiglu-1": "s", "alone": None}
+    study = runs.read_study(ids["s/swiglu-1"])
+    assert study["variants"] == {ids["s/gelu-0"]: "gelu", ids["s/swiglu-1"]: "swiglu"}
+    assert [row[0] for row in study["table"]] == ["", "gelu", "swiglu"]
+    assert any("0 of 4 runs are finished" in note for note in study["notes"])
+    with pytest.raises(UsageError, match="does not belong to a study"):
+        runs.read_study(ids["alone"])

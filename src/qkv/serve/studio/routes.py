@@ -49,6 +49,7 @@ def studio_routes() -> list[BaseRoute]:
         api_route("POST", "search", stream_search),
         api_route("GET", "runs", list_runs),
         api_route("GET", "runs/{run}", read_run),
+        api_route("GET", "runs/{run}/study", show_study),
     ]
 
 
@@ -200,6 +201,11 @@ async def stream_search(request: Request) -> Response:
 async def list_runs(request: Request) -> dict[str, Any]:
     """The training runs below the folders that the server was started with."""
     return {"runs": await asyncio.to_thread(options_of(request).runs.list)}
+
+
+async def show_study(request: Request) -> Any:
+    """The study that a run belongs to."""
+    return await asyncio.to_thread(options_of(request).runs.read_study, request.path_params["run"])
 
 
 async def read_run(request: Request) -> Any:

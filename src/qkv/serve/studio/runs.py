@@ -1,4 +1,4 @@
-"""Training runs on this machine: the runs in some folders, and the new lines of their logs.
+"""Training runs on this machine: the runs in some folders, the new lines of their logs, and the studies of runs.
 
 A request names a run by an id that the server made. So no path of a request reaches the file system.
 """
@@ -12,6 +12,8 @@ from typing import Any
 
 from qkv.errors import QkvError, UsageError
 from qkv.files import parse_json, read_json_object
+from qkv.render.study import study_table, verdict_lines
+from qkv.tasks.study import is_study, open_study, read_study
 from qkv.train.run.folder import LOCK_HOLDER, METRICS, RunFolder
 
 MAX_RUNS = 100
@@ -35,21 +37,48 @@ class Runs:
         found = sorted(self._find(), key=lambda folder: -modified(folder / METRICS))[:MAX_RUNS]
         self._folders = {hashlib.sha256(str(folder).encode()).hexdigest()[:16]: folder for folder in found}
         return [
-            {"id": name, "name": self._name(folder), "state": find_state(folder), "changed": modified(folder / METRICS)}
+            {
+                "id": name,
+                "name": self._name(folder),
+                "state": find_state(folder),
+                "changed": modified(folder / METRICS),
+                "study": self._name(folder.parent) if is_study(folder.parent) else None,
+            }
             for name, folder in self._folders.items()
         ]
 
     def read(self, run: str, cursor: str) -> dict[str, Any]:
         """The records of a log after a cursor, at most a megabyte. `reset` says that the log was written again."""
+        folder = self._find_run(run)
+        return {**read_log(folder / METRICS, cursor), "state": find_state(folder)}
+
+    def read_study(self, run: str) -> dict[str, Any]:
+        """The study of a run: the variant of each run by its id, the table, and what it shows."""
+        folder = self._find_run(run).parent
+        if not is_study(folder):
+            raise UsageError(f"the run {run[:80]!r} does not belong to a study; choose a run of one")
+        study = open_study(folder, imports_plugins=False)
+        variants = {cell.name: cell.variant for cell in study.cells()}
+        result = read_study(study)
+        return {
+            "variants": {
+                name: variants[one.name]
+                for name, one in self._folders.items()
+                if one.parent == folder and one.name in variants
+            },
+            "table": study_table(result),
+            "notes": [*verdict_lines(result), *result.notes],
+        }
+
+    def _find_run(self, run: str) -> Path:
         if run not in self._folders:
             self.list()
         if run not in self._folders:
             raise UsageError(f"there is no run {run[:80]!r}; it may have been deleted or moved: load the list again")
-        folder = self._folders[run]
-        return {**read_log(folder / METRICS, cursor), "state": find_state(folder)}
+        return self._folders[run]
 
     def _name(self, folder: Path) -> str:
-        root = next(root for root in self.roots if folder.is_relative_to(root))
+        root = next((root for root in self.roots if folder.is_relative_to(root)), folder.parent)
         return str(folder.relative_to(root if len(self.roots) == 1 else root.parent)) if folder != root else folder.name
 
     def _find(self) -> set[Path]:

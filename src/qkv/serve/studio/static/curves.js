@@ -11,11 +11,14 @@ const MARKS = ["──", "╌╌", "┈┈", "─·", "··", "━╌"]; // the 
 const MAX_POINTS = 600;
 const MAX_LETTERS = 18;
 
-/** `series` is a list of {name, points}; a point is [step, value]. `room` is the width of the page. */
+/**
+ * `series` is a list of {name, points, style}; a point is [step, value], and a style is a number: lines with the same
+ * one look alike. `room` is the width of the page.
+ */
 export function curves({label, series, room}) {
   const width = Math.max(MIN_WIDTH, Math.min(MAX_WIDTH, room));
   const right = width < NARROW ? 16 : 170;
-  const drawn = series.map((one, i) => ({...one, index: i, points: thin(usable(one.points))}));
+  const drawn = series.map((one, i) => ({...one, index: one.style ?? i, points: thin(usable(one.points))}));
   const all = drawn.flatMap((one) => one.points);
   if (!all.length) return null;
   const steps = range(all.map(([step]) => step), 0);

@@ -12,21 +12,25 @@ const logs = new Map(); // the records of each run, kept while the page is open
 export function runsPanel({state, update, fail, signal}) {
   const list = html("fieldset", {class: "runs"}, html("legend", {}, "Runs"));
   const body = html("div", {});
-  let [runs, shown, metric] = [[], null, null];
+  let [runs, shown, metric, study] = [[], null, null, null];
   const chosen = () => runs.filter((run) => state.runs.includes(run.id));
-  const toggle = (id) => {
-    const next = state.runs.includes(id) ? state.runs.filter((one) => one !== id) : [...state.runs, id];
-    update({runs: next}, {quiet: true});
+  const select = (ids) => {
+    update({runs: ids}, {quiet: true});
     refresh().catch(fail);
   };
+  const toggle = (id) =>
+    select(state.runs.includes(id) ? state.runs.filter((one) => one !== id) : [...state.runs, id]);
   const refresh = async () => {
     runs = (await get("runs", signal)).runs;
     if (!state.runs.length && runs.length) update({runs: [runs[0].id]}, {quiet: true});
     const texts = JSON.stringify([runs, state.runs]);
-    if (texts !== shown) fillList(list, runs, state.runs, toggle);
+    if (texts !== shown) fillList(list, runs, state.runs, toggle, select);
     shown = texts;
     const changed = await Promise.all(chosen().map((run) => follow(run, signal)));
-    if (changed.some(Boolean) || body.dataset.shown !== state.runs.join()) draw();
+    if (changed.some(Boolean) || body.dataset.shown !== state.runs.join()) {
+      study = await findStudy(chosen(), signal);
+      draw();
+    }
     body.dataset.shown = state.runs.join();
   };
   const draw = () => {
@@ -34,7 +38,8 @@ export function runsPanel({state, update, fail, signal}) {
     const metrics = [...new Set(found.flatMap((run) => Object.keys(run.metrics)))];
     metric = metrics.includes(metric) ? metric : (metrics.find((name) => name !== "loss") ?? metrics[0]);
     body.replaceChildren(
-      ...charts(found, metrics, metric, body.clientWidth, (i) => {
+      ...(study ? verdict(study) : []),
+      ...charts(found, study, metrics, metric, body.clientWidth, (i) => {
         metric = metrics[i];
         draw();
       }),
@@ -49,7 +54,7 @@ export function runsPanel({state, update, fail, signal}) {
   return html("div", {class: "block"}, list, body);
 }
 
-function fillList(list, runs, chosen, toggle) {
+function fillList(list, runs, chosen, toggle, select) {
   const focused = document.activeElement?.dataset.run;
   const line = (run) =>
     html(
@@ -65,8 +70,35 @@ function fillList(list, runs, chosen, toggle) {
       html("span", {class: `state ${run.state}`}, run.state),
     );
   const none = "There is no run in the folders of this server. Start one with qkv train, or name a folder with --runs.";
-  list.replaceChildren(html("legend", {}, "Runs"), ...(runs.length ? runs.map(line) : [html("p", {class: "note"}, none)]));
+  list.replaceChildren(
+    html("legend", {}, "Runs"),
+    ...studyButtons(runs, select),
+    ...(runs.length ? runs.map(line) : [html("p", {class: "note"}, none)]),
+  );
   if (focused) list.querySelector(`[data-run="${focused}"]`)?.focus();
+}
+
+/** A button for each study, which chooses all of its runs. */
+function studyButtons(runs, select) {
+  const studies = [...new Set(runs.map((run) => run.study).filter(Boolean))];
+  return studies.map((name) => {
+    const ids = runs.filter((run) => run.study === name).map((run) => run.id);
+    return html("button", {type: "button", class: "study", onclick: () => select(ids)}, `study ${name}`);
+  });
+}
+
+/** The study of the chosen runs, if they all belong to the same one. */
+async function findStudy(runs, signal) {
+  const names = new Set(runs.map((run) => run.study));
+  return names.size === 1 && runs[0].study ? await get(`runs/${runs[0].id}/study`, signal) : null;
+}
+
+/** The table of a study, and what its numbers support. */
+function verdict({table: [headings, ...rows], notes}) {
+  return [
+    scrollBox("The study", table("The variants of the study", headings, rows)),
+    ...notes.map((note) => html("p", {}, note)),
+  ];
 }
 
 /** Read the new records of a run. Returns whether there were any. */
@@ -105,10 +137,13 @@ function summarise(records) {
   return found;
 }
 
-function charts(found, metrics, metric, room, change) {
-  const losses = found.map(({name, training}) => ({name, points: training}));
+/** The curves of runs. Runs of one variant of a study have the same colour and dashes. */
+function charts(found, study, metrics, metric, room, change) {
+  const variants = study ? [...new Set(Object.values(study.variants))] : [];
+  const styles = found.map(({id}, i) => (study && id in study.variants ? variants.indexOf(study.variants[id]) : i));
+  const losses = found.map(({name, training}, i) => ({name, points: training, style: styles[i]}));
   const training = curves({label: "training loss", series: losses, room});
-  const series = found.map(({name, metrics}) => ({name, points: metrics[metric] ?? []}));
+  const series = found.map(({name, metrics}, i) => ({name, points: metrics[metric] ?? [], style: styles[i]}));
   const evaluated = metric ? curves({label: `validation: ${metric}`, series, room}) : null;
   const headings = ["run", "state", "step", "loss", "tokens", "time"];
   const rows = found.map(({name, state, last}) => [
