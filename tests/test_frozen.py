@@ -12,21 +12,23 @@ vocab_size width layers heads ffn_width kv_heads head_dim embedding_width num_la
 position max_positions position_offset rotary_base rotary_base_sliding rotary_fraction rotary_scaling
 relative_buckets relative_max_distance
 sliding_window sliding_window_layers
-block attention norm norm_placement norm_affine norm_eps embedding_norm qk_norm feedforward bias residual score_scale
-embedding_scale mask_token_id token_types
+block attention norm norm_placement norm_affine norm_eps embedding_norm qk_norm feedforward experts
+experts_per_token router_softmax balance_loss router_z_loss bias residual score_scale
+score_cap attention_sinks value_residual layer_scale embedding_scale mask_token_id token_types
 recurrent_attention
-dropout attention_dropout ffn_dropout init init_std
+dropout attention_dropout ffn_dropout drop_path init init_std
 """
 HEAD = """
-kind outputs labels pool dense dense_bias dense_norm tied bias scale normalize tags_in_order multi_label temperature
-threshold
-out_of_scope next_sentence_classes dropout
+kind outputs labels pool dense dense_bias dense_norm tied bias scale logit_cap normalize tags_in_order multi_label
+temperature threshold out_of_scope next_sentence_classes future_tokens dropout
 """
 CONFIG = """
 encoder decoder head front_ends back_ends share_embeddings pad_token_id decoder_start_token_id eos_token_ids
 architecture reads_sentences reads_pairs task text_processor
 """
-SCALING = "kind factor low_freq_factor high_freq_factor original_max_positions"
+SCALING = """
+kind factor low_freq_factor high_freq_factor original_max_positions beta_slow beta_fast attention_factor
+"""
 RECIPE = {
     "run": "",
     "plugins": "",

@@ -241,12 +241,12 @@ def test_a_part_has_its_own_sites(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["feedforward", "block"])
 def test_a_recipe_trains_it(key: str, tmp_path: Path) -> None:
-    keys = {"feedforward": 'heads = 2\nfeedforward = "squared"', "block": 'block = "minimal"'}[key]
+    keys = {"feedforward": 'heads = 2\nfeedforward = "squared"', "block": 'family = "minimal"'}[key]
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 60)
     (tmp_path / "recipe.toml").write_text(RECIPE.format(folder=tmp_path, keys=keys))
     model = qkv.train(tmp_path / "recipe.toml")
     loaded = qkv.load(tmp_path / "run")
-    assert getattr(loaded.config.stack, key) == keys.split('"')[1]
+    assert getattr(loaded.config.stack, key) == keys.split('"')[1], "model.family names a part that is a whole stack"
     assert loaded.config.stack.ffn_width == (4 * 16 if key == "feedforward" else 16), "a part that is not gated"
     assert loaded.generate("the ", max_tokens=5).text == model.generate("the ", max_tokens=5).text
 

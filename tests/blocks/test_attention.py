@@ -78,6 +78,19 @@ def test_every_row_of_weights_sums_to_one() -> None:
     assert (sums[~real] == 0).all()
 
 
+def test_softcapping_is_the_equation_with_any_kernel(small: Config) -> None:
+    torch.manual_seed(0)
+    layer = SelfAttention(small(heads=1, score_cap=0.3)).double()
+    x = torch.randn(2, 5, 16, dtype=torch.float64)
+    q, k, v = F.linear(x, layer.qkv.weight, layer.qkv.bias).chunk(3, dim=-1)
+    raw = q @ k.transpose(1, 2) / 4.0
+    expected = layer.out((0.3 * torch.tanh(raw / 0.3)).softmax(-1) @ v)
+    assert not torch.allclose(expected, layer.out(raw.softmax(-1) @ v), atol=1e-3), "the cap matters"
+    for kernel in EVERYWHERE:
+        found = layer(x, prepare_mask(over(5), x, kernel=kernel))  # type: ignore[arg-type]
+        assert torch.allclose(found, expected, atol=1e-12), kernel
+
+
 def test_one_head_is_attention_without_heads(small: Config) -> None:
     """Trap of reshapes: a single head of the full width is softmax(QKᵀ/√C) V with no head axis at all."""
     torch.manual_seed(0)

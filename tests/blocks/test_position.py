@@ -115,7 +115,7 @@ def test_llama3_scaling_leaves_fast_turns_slows_slow_ones_and_blends_between() -
     )
     frequencies = [500_000.0 ** (-2 * i / 128) for i in range(64)]
     expected = [llama3_frequency(f, 8.0, 1.0, 4.0, 8192) for f in frequencies]
-    found = scale_frequencies(torch.tensor(frequencies, dtype=torch.float64), scaling).tolist()
+    found = scale_frequencies(torch.tensor(frequencies, dtype=torch.float64), scaling, 500_000.0).tolist()
     assert found == pytest.approx(expected, rel=1e-12)
     ratios = [f / e for f, e in zip(frequencies, expected, strict=True)]
     assert ratios[0] == 1.0, "the fastest is left alone"

@@ -109,7 +109,9 @@ def test_a_config_that_makes_no_sense_is_refused_by_field(small: Config, fields:
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        ({"kind": "yarn", "factor": 2.0}, "kind = 'yarn' must be one of 'linear', 'llama3'"),
+        ({"kind": "longrope", "factor": 2.0}, "kind = 'longrope' must be one of 'linear', 'llama3', 'yarn'"),
+        ({"kind": "linear", "factor": 2.0, "attention_factor": 1.5}, 'attention_factor is for kind = "yarn"'),
+        ({"kind": "yarn", "factor": 2.0, "beta_slow": 40.0}, "beta_fast = 32.0 must be above beta_slow = 40.0"),
         ({"kind": "linear", "factor": 0.0}, "factor = 0.0 must be at least 0.001"),
         (
             {"kind": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0},

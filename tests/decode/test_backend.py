@@ -4,7 +4,7 @@ The cases come from the types of `StackConfig` and `GenerationOptions`: a new fi
 either declared by a backend and then compared with the reference here, or the call runs on the reference.
 """
 
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
@@ -29,7 +29,8 @@ from qkv.decode.backend import (
     Backend,
     choose_backend,
 )
-from qkv.decode.support import EVERY_CHOICE, UNUSED_FIELDS, choice_fields, supports
+from qkv.decode.support import EVERY_CHOICE, REFERENCE_FIELDS, UNUSED_FIELDS, choice_fields, supports
+from qkv.models import build
 
 FAMILIES = ("decoder", "seq2seq")
 PROMPTS = [[5, 6, 7, 3], [8], [3, 4]]
@@ -40,10 +41,12 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("norm", "rmsnorm"): {"norm_affine": "gain"},
     **{("block", kind): RECURRENT for kind in ("rnn", "gru", "lstm")},
     ("recurrent_attention", "none"): {**RECURRENT, "block": "gru"},
+    ("router_softmax", "all"): {"feedforward": "moe"},
 }
 """What a choice needs besides."""
 SIZES = {"vocab_size", "width", "layers", "heads", "ffn_width", "max_positions", "norm_eps"}
-TRAINING = {"dropout", "attention_dropout", "ffn_dropout", "init", "init_std"}
+TRAINING = {"dropout", "attention_dropout", "ffn_dropout", "drop_path", "init", "init_std"}
+TRAINING |= {"balance_loss", "router_z_loss"}
 OTHER_FIELDS: dict[str, dict[str, Any]] = {
     "kv_heads": {"kv_heads": 2},
     "head_dim": {"head_dim": 6},
@@ -59,6 +62,10 @@ OTHER_FIELDS: dict[str, dict[str, Any]] = {
     "sliding_window": {"sliding_window": 2},
     "sliding_window_layers": {"sliding_window": 2, "sliding_window_layers": (1,)},
     "token_types": {"token_types": 2},
+    "score_cap": {"score_cap": 0.5},
+    "experts": {"feedforward": "moe", "experts": 3},
+    "experts_per_token": {"feedforward": "moe", "experts_per_token": 3},
+    "layer_scale": {"layer_scale": 0.1},
 }
 """A setting for each field that is not a `Literal`."""
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -153,8 +160,23 @@ def test_every_other_field_is_decoded_as_by_the_reference(family: str, name: str
 
         settings["rotary_scaling"] = RotaryScaling(kind="linear", factor=2.0)
     network = make(family, settings)
+    if name in REFERENCE_FIELDS or settings.get("feedforward") == "moe":
+        assert choose_backend(network, GenerationOptions()) is REFERENCE
+        assert not supports(EVERY_CHOICE, network.output_stack.config)
+        return
     check(network, (CPU, GPU_GREEDY, GPU), {})
     check(network, (CPU, GPU_BEAM), {"beam": 3})
+
+
+def test_a_cap_of_the_logits_is_decoded_as_by_the_reference() -> None:
+    plain, config = make("decoder", {}), make("decoder", {}).config
+    network = build(replace(config, head=replace(config.head, logit_cap=0.5)), dtype=torch.float64).eval()
+    network.load_state_dict(plain.state_dict())
+    assert choose_backend(network, GenerationOptions()) is CPU
+    check(network, (CPU, GPU_GREEDY, GPU), {})
+    check(network, (CPU, GPU), {"logprobs": 2})
+    ids = torch.tensor([PROMPTS[0]])
+    assert torch.equal(network(ids), 0.5 * torch.tanh(plain(ids) / 0.5))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -112,8 +112,8 @@ def change(values: dict[str, Any], path: str, value: Any) -> None:
         ("decoder.width", "16", r"x/config.json: decoder: width = '16' must be an integer"),
         (
             "decoder.rotary_scaling",
-            {"kind": "yarn", "factor": 1},
-            r"decoder: rotary_scaling: kind = 'yarn' must be one of",
+            {"kind": "longrope", "factor": 1},
+            r"decoder: rotary_scaling: kind = 'longrope' must be one of",
         ),
         ("decoder.rotary_scaling", {"kind": "linear"}, r"decoder: rotary_scaling: missing factor"),
         ("decoder.rotary_scaling", 2.0, r"decoder: rotary_scaling: expected a table of fields, found float"),

@@ -42,7 +42,7 @@ def look(network: Make, run: Make, ids: Make) -> Callable[..., Tensor]:
 
 def expected_names(family: str) -> set[str]:
     """Every site of both layers, those of cross-attention where there is some."""
-    sites = set(all_sites()) - {"state", "final"}  # a state is a recurrent layer's
+    sites = set(all_sites()) - {"state", "routing", "final"}  # of recurrent layers and mixtures of experts
     cross = [site for site in sites if site.startswith("cross_")]
     own = [site for site in sites if site not in cross]
     names = set()

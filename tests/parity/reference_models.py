@@ -50,6 +50,8 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 """With heads of width 6, one frequency is left alone, one is blended and one is slowed down."""
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 128}
+"""With heads of width 16 and the default rotations of 1 and 32, two frequencies are left alone and two blended."""
 
 
 # ── Variants ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -236,6 +238,7 @@ VARIANTS = {
     "gpt_neox-serial": Variant(
         "gpt_neox",
         _bert_like(
+            hidden_act="relu2",
             use_parallel_residual=False,
             tie_word_embeddings=True,
             rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
@@ -254,7 +257,11 @@ VARIANTS = {
         ),
         ("LlamaForCausalLM",),
     ),
+    "llama-relu2": Variant("llama", _llama_like(hidden_act="relu2"), ("LlamaForCausalLM",)),
     "mistral": Variant("mistral", _llama_like(sliding_window=4)),
+    "mistral-yarn": Variant(
+        "mistral", _llama_like(sliding_window=None, head_dim=16, rope_parameters=YARN), ("MistralForCausalLM",)
+    ),
     "mistral-no-window": Variant("mistral", _llama_like(sliding_window=None), ("MistralForCausalLM",)),
     "qwen2": Variant(
         "qwen2",
@@ -281,6 +288,30 @@ VARIANTS = {
             layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         ),
         ("Qwen3ForCausalLM",),
+    ),
+    "gemma2": Variant(
+        "gemma2",
+        _llama_like(
+            hidden_size=36,  # whose root, by which embeddings are multiplied, is exact in any dtype
+            query_pre_attn_scalar=6,
+            sliding_window=4,
+            attn_logit_softcapping=0.5,
+            final_logit_softcapping=0.6,
+        ),
+    ),
+    "gemma2-uncapped-untied": Variant(
+        "gemma2",
+        _llama_like(
+            hidden_size=36,
+            query_pre_attn_scalar=6,
+            sliding_window=4,
+            layer_types=["full_attention", "full_attention", "sliding_attention"],
+            attn_logit_softcapping=None,
+            final_logit_softcapping=None,
+            attention_bias=True,
+            tie_word_embeddings=False,
+        ),
+        ("Gemma2ForCausalLM",),
     ),
     "t5": Variant("t5", _t5_like(feed_forward_proj="relu")),
     "t5-v1.1": Variant(
@@ -510,6 +541,11 @@ def pair(case: str) -> Pair:
     if variant.untie and hasattr(model, "lm_head"):
         model.lm_head.weight = nn.Parameter(torch.randn_like(model.lm_head.weight) * 0.2)
     disturb(model)
+    if variant.architecture == "gemma2":
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() == 1:  # a gain w, which is 1 + w in our folders: exact in float32 with 12 digits
+                    parameter.copy_((parameter * 2**12).round() / 2**12)
     folder = Path(_folders().name) / case.replace(":", "_")
     model.save_pretrained(folder)
     return Pair(case, variant, cls, folder, model)

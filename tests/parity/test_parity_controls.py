@@ -22,6 +22,7 @@ STACK_MISTAKES = [
     ("marian:MarianMTModel", "encoder", {"position": "sinusoidal"}),
     ("gpt_neox:GPTNeoXForCausalLM", "decoder", {"rotary_fraction": 0.5}),
     ("llama:LlamaForCausalLM", "decoder", {"rotary_scaling": None}),
+    ("mistral-yarn:MistralForCausalLM", "decoder", {"rotary_scaling": None}),
     ("modernbert:ModernBertForMaskedLM", "encoder", {"rotary_base_sliding": 160_000.0}),
     ("t5:T5ForConditionalGeneration", "encoder", {"relative_max_distance": 128}),
     ("t5:T5ForConditionalGeneration", "decoder", {"relative_max_distance": 128}),
@@ -34,6 +35,7 @@ STACK_MISTAKES = [
     # Scales, norms and activations
     ("t5:T5ForConditionalGeneration", "encoder", {"score_scale": "sqrt"}),
     ("gpt2-unscaled-untied:GPT2LMHeadModel", "decoder", {"score_scale": "sqrt"}),
+    ("gemma2:Gemma2ForCausalLM", "decoder", {"score_cap": 0.0}),
     ("bart:BartForConditionalGeneration", "decoder", {"embedding_scale": "sqrt"}),
     ("bart-scaled:BartForConditionalGeneration", "decoder", {"embedding_scale": "none"}),
     ("mbart:MBartForConditionalGeneration", "encoder", {"embedding_scale": "none"}),
@@ -48,6 +50,7 @@ STACK_MISTAKES = [
 HEAD_MISTAKES = [
     ("t5:T5ForConditionalGeneration", {"scale": "none"}),
     ("t5-v1.1:T5ForConditionalGeneration", {"scale": "rsqrt"}),
+    ("gemma2:Gemma2ForCausalLM", {"logit_cap": 0.0}),
     ("electra:ElectraForSequenceClassification", {"dense": "tanh"}),
     ("gpt2:GPT2ForSequenceClassification", {"pool": "first"}),
     ("modernbert-biased:ModernBertForSequenceClassification", {"pool": "first"}),

@@ -147,7 +147,7 @@ def test_llama3_frequencies_are_recognised() -> None:
         ({"llama.attention.head_count": 0}, "at least 1"),
         ({"llama.attention.head_count": None}, "no llama.attention.head_count"),
         ({"llama.attention.head_count": 7}, "heads"),
-        ({"llama.rope.scaling.type": "yarn"}, "yarn"),
+        ({"llama.rope.scaling.type": "longrope"}, "longrope"),
         ({"llama.rope.dimension_count": 4}, "llama.rope.dimension_count = 4, but a head has 8 dimensions"),
         ({"tokenizer.ggml.model": "t5"}, "tokenizer.ggml.model = 't5'"),
         ({"tokenizer.ggml.pre": "unheard-of"}, "tokenizer.ggml.pre = 'unheard-of'"),

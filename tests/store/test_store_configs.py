@@ -86,7 +86,7 @@ UNSUPPORTED = [
     ("albert", {"inner_group_num": 2}, ["inner_group_num", "2"]),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, ["scale_attn_by_inverse_layer_idx"]),
     ("gpt_neox", {"attention_bias": False}, ["attention_bias"]),
-    ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ["yarn", "llama3"]),
+    ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False}}, ["yarn", "truncate"]),
     ("llama", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, ["longrope", "linear"]),
     ("llama", {"mlp_bias": True, "attention_bias": False}, ["mlp_bias", "attention_bias"]),
     ("t5", {"feed_forward_proj": "gated-mish"}, ["feed_forward_proj", "gated-mish"]),

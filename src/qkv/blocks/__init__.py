@@ -4,6 +4,7 @@ config        the fields that describe a stack    parts        which name builds
 inputs        the input of a network              embedding    ids → vectors
 position      position encodings                  mask         which tokens attend to which
 attention     softmax(QKᵀ/√D) V                   feedforward  the MLP of a block
+experts       a mixture of them
 norm          LayerNorm, RMSNorm                  block        attention and MLP, residual sums
 stack         blocks in sequence                  head         hidden states → outputs
 cache         keys and values kept in decoding    tap          recording and changing activations

@@ -15,12 +15,13 @@ but replaces it. Causality depends on the mask, so there is one class of block.
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from qkv.blocks.attention import CrossAttention, SelfAttention
 from qkv.blocks.cache import LayerCache, LayerMemory
 from qkv.blocks.config import StackConfig
-from qkv.blocks.dropout import Dropout
+from qkv.blocks.dropout import Dropout, drop_sequences
 from qkv.blocks.feedforward import FeedForward
 from qkv.blocks.kernels.prepared import PreparedMask
 from qkv.blocks.norm import make_norm
@@ -37,15 +38,22 @@ class ResidualWrapper(nn.Module):
         self.norm_placement, self.has_residual = config.norm_placement, config.residual != "none"
         self.norm = nn.Identity() if skip_norm else make_norm(config, config.width)
         self.norm_out = make_norm(config, config.width) if config.norm_placement == "sandwich" else None
-        self.dropout = Dropout(config.dropout)
+        self.gain = nn.Parameter(torch.full((config.width,), config.layer_scale)) if config.layer_scale else None
+        self.dropout, self.drop_path = Dropout(config.dropout), config.drop_path
+
+    def init_weights(self, config: StackConfig) -> None:
+        """Set the gain of LayerScale (Touvron et al. 2021), which starts small in a deep stack."""
+        if self.gain is not None:
+            nn.init.constant_(self.gain, config.layer_scale)
 
     def residual_update(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
         """Return what the part adds to the residual stream."""
         h = part(x if self.norm_placement == "post" else self.norm(x))
         if self.norm_out is not None:
             h = self.norm_out(h)
-        out: Tensor = self.dropout(h)
-        return out
+        if self.gain is not None:
+            h = h * self.gain.to(h.dtype)
+        return drop_sequences(self.dropout(h), self.drop_path if self.training else 0.0)
 
     def add_and_norm(self, x: Tensor, update: Tensor) -> Tensor:
         """Return the residual sum x + update, or the update alone without skip connections. Post-norm norms it."""
@@ -78,14 +86,16 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
         source: LayerMemory | None = None,
         tap: LayerTap | None = None,
+        shared: dict[str, Tensor] | None = None,
     ) -> Tensor:
         """x (B, T, C) → (B, T, C)."""
+        values = () if shared is None else (shared,)
 
         def tapped(site: str, value: Tensor) -> Tensor:
             return tap(site, value) if tap else value
 
         def attention(h: Tensor) -> Tensor:
-            return tapped("attn_out", self.attention(h, mask, rotary, cache, tap))
+            return tapped("attn_out", self.attention(h, mask, rotary, cache, tap, *values))
 
         def cross_attention(h: Tensor) -> Tensor:
             assert self.cross is not None

@@ -22,6 +22,7 @@ from qkv.values import Limits, OneOf
 MAX_LENGTH = 2**27  # of a sequence, in tokens
 Length = Annotated[int, Limits(1, MAX_LENGTH)]
 Rate = Annotated[float, Limits(0, below=1)]
+Cap = Annotated[float, Limits(0, 1e6)]  # 0: no cap
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 HeadKind = Literal["none", "lm", "mlm", "classify", "choice", "tag", "span", "embed", "ctc", "frames"]
@@ -35,14 +36,19 @@ class RotaryScaling:
 
     `linear` divides every frequency by `factor`. `llama3` counts the full rotations of a frequency over
     `original_max_positions` tokens. With fewer than `low_freq_factor` rotations, the frequency is divided; with more
-    than `high_freq_factor`, it is kept; in between, it is interpolated.
+    than `high_freq_factor`, it is kept; in between, it is interpolated. `yarn` (Peng et al. 2023) does the same with
+    `beta_slow` and `beta_fast` rotations, but interpolates by the index of the frequency. It also multiplies queries
+    and keys by `attention_factor`, so that the softmax of a longer text is as sharp.
     """
 
-    kind: Literal["linear", "llama3"]
+    kind: Literal["linear", "llama3", "yarn"]
     factor: Annotated[float, Limits(1e-3, 1e6)]
     low_freq_factor: Annotated[float, Limits(0, 1e6)] = 1.0
     high_freq_factor: Annotated[float, Limits(0, 1e6)] = 4.0
     original_max_positions: Length = 8192
+    beta_slow: Annotated[float, Limits(1e-3, 1e6)] = 1.0
+    beta_fast: Annotated[float, Limits(1e-3, 1e6)] = 32.0
+    attention_factor: Annotated[float, Limits(0, 1e3)] = 0.0  # yarn; 0: 0.1 · ln(factor) + 1
 
     def __post_init__(self) -> None:
         check_scaling(self)
@@ -105,12 +111,26 @@ class StackConfig:
     # before attention (ModernBERT).
     qk_norm: Literal["none", "head"] = "none"  # normalise each head's query and key (Qwen3)
     feedforward: Annotated[str, OneOf(PARTS["feedforward"])] = "gelu"
+    # feedforward = "moe" (blocks/experts.py): the number of SwiGLU networks of width ffn_width, how many a token uses,
+    # whether their weights are a softmax over the chosen or over all of them, and the coefficients of two losses
+    experts: Annotated[int, Limits(1, 4096)] = 8
+    experts_per_token: Annotated[int, Limits(1, 4096)] = 2
+    router_softmax: Literal["chosen", "all"] = "chosen"
+    balance_loss: Annotated[float, Limits(0, 1e3)] = 0.01
+    router_z_loss: Annotated[float, Limits(0, 1e3)] = 0.001
     bias: Literal["all", "attention", "qkv", "none"] = "all"
     # Linear maps with a bias: all; q, k, v and the output of attention ("attention"); q, k and v ("qkv"); none.
     residual: Literal["serial", "parallel", "none"] = "serial"
     # "parallel": attention and feed-forward read the same input (GPT-NeoX). "none": no skip connections; each part
     # replaces its input by its output, for experiments on why a deep Transformer needs them.
     score_scale: Literal["sqrt", "none"] = "sqrt"  # softmax(QKᵀ/√D) or, in T5, softmax(QKᵀ)
+    score_cap: Cap = 0.0  # softcapping (Gemma 2): scores become cap · tanh(scores / cap), before a bias and the mask
+    attention_sinks: Literal["none", "learned"] = "none"
+    # "learned": each head has a score for no key at all, so that a query may attend to nothing (gpt-oss).
+    value_residual: Literal["none", "first"] = "none"
+    # "first": each layer mixes its values with those of layer 0, in a learned proportion that starts at one half
+    # (Zhou et al. 2024).
+    layer_scale: Annotated[float, Limits(0, 1)] = 0.0  # 0: none; else the first value of a learned gain of each update
     embedding_scale: Literal["none", "sqrt", "unmasked"] = "none"
     # "sqrt": × √embedding_width (√width if it is not set). "unmasked": the vectors of mask tokens are 0, and the others
     # are scaled by the fraction of a document that is not masked, in training divided by here (ESM's token dropout).
@@ -128,6 +148,7 @@ class StackConfig:
     dropout: Rate = 0.0  # after the embedding, and after each attention, feed-forward or recurrent layer
     attention_dropout: Rate = 0.0  # on the attention weights
     ffn_dropout: Rate = 0.0  # inside the feed-forward
+    drop_path: Rate = 0.0  # stochastic depth: how often an update of the residual stream is left out for a sequence
     init: Literal["normal", "scaled", "xavier", "t5"] = "normal"
     init_std: Annotated[float, Limits(0, 1000)] = 0.02
 
@@ -156,6 +177,11 @@ class StackConfig:
     def is_recurrent(self) -> bool:
         """Whether one part, such as a stack of recurrent layers, replaces all blocks."""
         return PARTS["block"][self.block].is_stack
+
+    @property
+    def has_fixed_shapes(self) -> bool:
+        """Whether batches of one shape have tensors of the same shapes in all parts, as CUDA graphs need."""
+        return all(PARTS[slot][getattr(self, slot)].fixed_shapes for slot in PARTS)
 
     @property
     def keeps_state(self) -> bool:
@@ -196,6 +222,7 @@ class HeadConfig:
     tied: bool = False  # lm, mlm: the output matrix is the token embedding matrix
     bias: bool = False
     scale: Literal["none", "rsqrt"] = "none"  # "rsqrt": multiply hidden states by 1/√C, as T5 does if tied
+    logit_cap: Cap = 0.0  # lm, mlm: softcapping (Gemma 2): logits become cap · tanh(logits / cap)
     normalize: bool = False  # embed: scale each vector to length 1
     tags_in_order: bool = False  # tag: an I- tag is only predicted after a B- or I- tag of its type
     multi_label: bool = False  # classify: a document may have several labels, so outputs are sigmoids, not a softmax
@@ -205,6 +232,8 @@ class HeadConfig:
     out_of_scope: str = ""  # classify: the label of texts out of scope in the data that the threshold was fitted on
     # mlm: outputs of a second head on the first token (next-sentence prediction: 2)
     next_sentence_classes: Annotated[int, Limits(0, 2**24)] = 0
+    # lm: outputs for the tokens after the next one, which only training uses (multi-token prediction)
+    future_tokens: Annotated[int, Limits(0, 64)] = 0
     dropout: Rate = 0.0
 
     def __post_init__(self) -> None:

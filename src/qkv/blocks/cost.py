@@ -32,6 +32,7 @@ class PartCost:
     cached: int = 0  # numbers per token that decoding keeps
     cached_of_source: int = 0  # numbers per source token that decoding keeps
     state: int = 0  # numbers per sequence that decoding keeps
+    unused: int = 0  # parameters that a token does not use, because other experts have them
     unstated: tuple[str, ...] = ()  # the parts that do not state their FLOPs, which then count as 0
 
     def __add__(self, other: "PartCost") -> "PartCost":
@@ -63,11 +64,25 @@ def feedforward_cost(stack: StackConfig, *, activation: str, gated: bool = False
     )
 
 
+def experts_cost(stack: StackConfig, *, activation: str, gated: bool) -> PartCost:
+    """The cost of `Experts`: all experts have parameters, and a token uses some of them."""
+    expert, router = feedforward_cost(stack, activation=activation, gated=gated), stack.width * stack.experts
+    size = (expert.parameters or {})["mlp"]
+    return PartCost(
+        {"mlp": stack.experts * size + router},
+        stack.experts_per_token * (expert.flops or 0) + 2 * router,
+        activations=stack.experts_per_token * (expert.activations + 2 * stack.width) + 3 * stack.experts,
+        unused=(stack.experts - stack.experts_per_token) * size,
+    )
+
+
 def attention_cost(stack: StackConfig, *, cross: bool = False) -> PartCost:
     """The cost of `SelfAttention` or `CrossAttention`, without the norms of queries and keys."""
     inner, kv = stack.heads * stack.head_dim, stack.kv_heads * stack.head_dim
     parameters = linear(stack.width, inner + 2 * kv, bias=stack.bias != "none")
     parameters += linear(inner, stack.width, bias=stack.bias in ("all", "attention"))
+    parameters += stack.heads if stack.attention_sinks == "learned" else 0
+    parameters += 1 if stack.value_residual == "first" and not cross else 0
     return PartCost(
         {"attention": parameters},
         2 * stack.width * (2 * inner + 2 * kv),

@@ -56,6 +56,17 @@ class Dropout(nn.Dropout):
         return out
 
 
+def drop_sequences(x: Tensor, p: float) -> Tensor:
+    """Stochastic depth (Huang et al. 2016): set x (B, …) to 0 for a sequence with probability p, else divide by 1 − p.
+
+    In the last block, x may be the positions with a label, (N, C). Then each position is a sequence.
+    """
+    if not p:
+        return x
+    keep = torch.rand(len(x), *[1] * (x.dim() - 1), device=x.device) >= p
+    return x * keep.to(x.dtype) / (1.0 - p)
+
+
 def is_transformed() -> bool:
     """Whether `torch.func` transforms the computation. Custom autograd functions do not support this."""
     active: bool = torch._C._are_functorch_transforms_active()

@@ -3,6 +3,8 @@
     plain:  down(f(up(x)))                         (2017: f = ReLU, 4 × wider)
     gated:  down(f(gate(x)) · value(x))            (2020: SwiGLU and its relatives)
 
+f may be ReLU² (So et al. 2021), the square of ReLU.
+
 In a gated network, `up` contains the matrices of gate and value, in this order: one matrix product computes both.
 """
 
@@ -23,8 +25,13 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+def _relu2(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
+    "relu2": _relu2,
     "gelu": F.gelu,
     "gelu_tanh": _gelu_tanh,
     "silu": F.silu,

@@ -53,6 +53,21 @@ def pooled_index(membership: Tensor, method: str) -> Tensor:
     return membership.shape[-1] - 1 - membership.int().flip(-1).argmax(-1)
 
 
+class FutureHead(nn.Module):
+    """x + SiLU(Wx): what the head reads to predict a later token, as in Medusa (Cai et al. 2024).
+
+    Training adds the loss of each later token (Gloeckle et al. 2024); decoding predicts the next token only.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (…, C) → (…, C)."""
+        return x + F.silu(self.dense(x))
+
+
 class Head(nn.Module):
     """(pool) → (scale) → (dense → activation → norm) → (dropout) → output."""
 
@@ -78,6 +93,7 @@ class Head(nn.Module):
                 if inner != stack.width and self.dense is None:
                     raise ValueError(f"a tied head on vectors of {stack.width} needs a dense layer to reach {inner}")
                 self.out.weight = token.weight
+        self.future = nn.ModuleList(FutureHead(stack.width) for _ in range(config.future_tokens))
         self.sentence = None  # the training loss calls this head directly; `forward` does not use it
         if config.next_sentence_classes:
             sentence = HeadConfig(kind="classify", outputs=config.next_sentence_classes, dense="tanh", bias=True)
@@ -88,6 +104,8 @@ class Head(nn.Module):
         x = self.transform(x)
         if self.out is not None:
             x = self.out(x.to(self.out.weight.dtype))
+        if cap := self.config.logit_cap:
+            x = cap * torch.tanh(x / cap)
         if self.config.normalize:  # in float32: F.normalize's eps of 1e-12 would underflow to 0 in float16
             x = F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
         return x

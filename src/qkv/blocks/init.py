@@ -66,8 +66,9 @@ def _init_scaled(block: Block, config: StackConfig) -> None:
     """Sample the projections into the residual stream: 2 per layer, or 3 with cross-attention."""
     attention, cross, ffn = _built_in_parts(block)
     projections = [*(part.out for part in attention), *(part.down for part in ffn), *(part.out for part in cross)]
+    count = len(attention) + len(cross) + bool(ffn)
     for linear in projections:
-        nn.init.normal_(linear.weight, std=config.init_std / math.sqrt(len(projections) * config.layers))
+        nn.init.normal_(linear.weight, std=config.init_std / math.sqrt(count * config.layers))
 
 
 def _init_xavier(block: Block) -> None:
@@ -97,9 +98,9 @@ def _init_t5(block: Block, config: StackConfig) -> None:
 
 
 def _built_in_parts(block: Block) -> tuple[list[SelfAttention], list[CrossAttention], list[FeedForward]]:
-    """Return the parts of a block whose matrices this file initialises."""
+    """Return the parts of a block whose matrices this file initialises. Each expert of a mixture is a feed-forward."""
     return (
         [block.attention] if isinstance(block.attention, SelfAttention) else [],
         [block.cross] if isinstance(block.cross, CrossAttention) else [],
-        [block.ffn] if isinstance(block.ffn, FeedForward) else [],
+        [one for one in getattr(block.ffn, "experts", [block.ffn]) if isinstance(one, FeedForward)],
     )

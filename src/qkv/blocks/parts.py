@@ -6,17 +6,21 @@
     norm          norm                  forward(x)                                        config, width
     position      position              see below                                         config
     block         block                 forward(x, mask, rotary, cache, source, tap)      config, cross, skip_norm
-                                        or a whole stack: the methods of `Stack`          config, name, causal, cross
+                                        or a whole stack (`is_stack`): see below          config, name, causal, cross
 
 A position acts in one place: its vectors are added to the embedding, `forward(positions)`; it rotates queries and keys,
 `forward(positions, dtype, window)`, which returns an object with `rotate(x)`; or it is a bias of the scores,
 `forward(query_positions, key_positions, dtype)`, which is also built with `causal`.
 
+A whole stack has the methods `forward`, `new_cache` and `build_cross_cache` of `Stack`, and the attributes `config`,
+`name`, `causal`, `norm` and `gradient_checkpointing`. Its cache has `batch_size`, `is_default`, `next_positions` and
+`reorder`, as `RecurrentCache` has. The recurrent layers are such parts.
+
 A part of your own is one more row (`register_part`). CONTRIBUTING.md has an example.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal, cast
@@ -24,6 +28,7 @@ from typing import Any, Literal, cast
 from qkv.blocks.cost import (
     PartCost,
     attention_cost,
+    experts_cost,
     feedforward_cost,
     layernorm_cost,
     learned_position_cost,
@@ -53,6 +58,7 @@ class PartRow:
     gated: bool = False  # a feed-forward with a gate, whose default width is 2/3 of the width of one without
     init: Callable[[Any, StackConfig], None] | None = None  # samples the weights of a module of this part
     aux_loss: Callable[[Any], Any] | None = None  # module → a loss of its last forward pass, which training adds
+    fixed_shapes: bool = True  # batches of one shape have tensors of the same shapes inside; CUDA graphs need this
     cache: Callable[[StackConfig], Mapping[str, tuple[int, ...]]] | None = None
     # The state that decoding keeps for each sequence and layer, besides keys and values: name → shape.
 
@@ -79,6 +85,8 @@ def _block_cost(stack: StackConfig, *, cross: bool = False, skip_norm: bool = Fa
     if stack.qk_norm == "head":
         for _ in range(2 * (sublayers - 1)):
             total += part_cost("norm", stack, stack.head_dim)
+    if stack.layer_scale:
+        total += PartCost({"gains": sublayers * stack.width}, 0)
     for _ in range(sublayers * (2 if stack.norm_placement == "sandwich" else 1) - skip_norm):
         total += part_cost("norm", stack, stack.width)
     return total
@@ -100,7 +108,9 @@ def _feedforward(**options: Any) -> PartRow:
 
 def _recurrent(layer: str) -> PartRow:
     options, sites = {"layer": layer}, ("cross_pattern", "state")
-    return PartRow("qkv.blocks.recurrent:RecurrentStack", options, recurrent_cost, sites, is_stack=True)
+    return PartRow(
+        "qkv.blocks.recurrent:RecurrentStack", options, recurrent_cost, sites, is_stack=True, fixed_shapes=False
+    )
 
 
 PARTS: dict[str, OpenTable[PartRow]] = {
@@ -111,13 +121,24 @@ PARTS: dict[str, OpenTable[PartRow]] = {
         "feedforward",
         {
             "relu": _feedforward(activation="relu"),
+            "relu2": _feedforward(activation="relu2"),
             "gelu": _feedforward(activation="gelu"),
             "gelu_tanh": _feedforward(activation="gelu_tanh"),
             "silu": _feedforward(activation="silu"),
             "reglu": _feedforward(activation="relu", gated=True),
+            "reglu2": _feedforward(activation="relu2", gated=True),
             "geglu": _feedforward(activation="gelu", gated=True),
             "geglu_tanh": _feedforward(activation="gelu_tanh", gated=True),
             "swiglu": _feedforward(activation="silu", gated=True),
+            "moe": PartRow(
+                "qkv.blocks.experts:Experts",
+                {"activation": "silu", "gated": True},
+                experts_cost,
+                ("routing",),
+                gated=True,
+                aux_loss=lambda module: module.auxiliary_loss(),
+                fixed_shapes=False,
+            ),
         },
     ),
     "norm": OpenTable(
@@ -160,6 +181,22 @@ COMPONENTS = {"attention": "attention", "feedforward": "mlp", "norm": "norms", "
 """The component whose parameters a part counts as, if it states no cost."""
 
 
+class StackParts(Collection[str]):
+    """The names of the block parts that build a whole stack, such as "lstm": values of `model.family`."""
+
+    def __contains__(self, name: object) -> bool:
+        return name in PARTS["block"] and PARTS["block"][str(name)].is_stack
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, row in PARTS["block"].items() if row.is_stack)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+STACK_PARTS = StackParts()
+
+
 def register_part(
     slot: Slot,
     name: str,
@@ -175,6 +212,7 @@ def register_part(
     place: Place = "none",
     is_limited: bool = False,
     is_stack: bool = False,
+    fixed_shapes: bool = True,
     replace: bool = False,
 ) -> None:
     """Add a part of your own to the table. A config whose field `slot` has the value `name` then builds it.
@@ -192,7 +230,8 @@ def register_part(
                 and writes `cache.state[name]`, (B, *shape), which starts at 0. Keys and values need no entry
     place       of a position: "embedding", "rotation" or "scores"
     is_limited  a position that ends at `max_positions`
-    is_stack    a block part that builds a whole stack
+    is_stack    a block part that builds a whole stack; a recipe names it as model.family
+    fixed_shapes  False if the shapes of its tensors depend on their values, so that training runs without CUDA graphs
     replace     allows the name of an earlier call
     """
     table = OpenTable("slot", PARTS).find(slot)
@@ -206,7 +245,18 @@ def register_part(
             "leave it out" + (": a stack has a method new_cache" if is_stack else "")
         )
     row = PartRow(
-        build, dict(options or {}), cost, tuple(sites), place, is_limited, is_stack, gated, init, aux_loss, cache
+        build,
+        dict(options or {}),
+        cost,
+        tuple(sites),
+        place,
+        is_limited,
+        is_stack,
+        gated,
+        init=init,
+        aux_loss=aux_loss,
+        fixed_shapes=fixed_shapes,
+        cache=cache,
     )
     table.register(name, row, replace=replace)
 

@@ -91,8 +91,8 @@ class Rotary:
     ):
         frequencies = _frequencies(rotary_dim, base, positions.device)
         if scaling is not None:
-            frequencies = scale_frequencies(frequencies, scaling)
-        self._set_angles(_angles(positions, frequencies), dtype)
+            frequencies = scale_frequencies(frequencies, scaling, base)
+        self._set_angles(_angles(positions, frequencies), dtype, attention_factor(scaling))
 
     @classmethod
     def of_grid(cls, positions: Tensor, rotary_dim: int, base: float, dtype: torch.dtype) -> "Rotary":
@@ -102,10 +102,10 @@ class Rotary:
         rotary._set_angles(torch.cat(angles, dim=-1), dtype)
         return rotary
 
-    def _set_angles(self, angles: Tensor, dtype: torch.dtype) -> None:
+    def _set_angles(self, angles: Tensor, dtype: torch.dtype, factor: float = 1.0) -> None:
         angles = angles[:, None]  # (B, 1, T, D/2)
         dtype = torch.promote_types(dtype, torch.float32)
-        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        cos, sin = angles.cos().to(dtype) * factor, angles.sin().to(dtype) * factor
         self.cos, self.sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)  # (B, 1, T, D)
 
     def rotate(self, x: Tensor) -> Tensor:
@@ -131,14 +131,38 @@ class RotaryPositions(nn.Module):
         return Rotary(positions, config.rotary_dim, base, config.rotary_scaling, dtype)
 
 
-def scale_frequencies(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
-    """Lower the frequencies, so that positions beyond the training length get angles as in training."""
+def scale_frequencies(frequencies: Tensor, scaling: RotaryScaling, base: float) -> Tensor:
+    """Lower the frequencies base^(−i/n), so that positions beyond the training length get angles as in training."""
     if scaling.kind == "linear":
         return frequencies / scaling.factor
+    if scaling.kind == "yarn":
+        keep = _yarn_ramp(frequencies, scaling, base)
+        return frequencies * (keep + (1.0 - keep) / scaling.factor)
     rotations = scaling.original_max_positions * frequencies / (2 * math.pi)  # full rotations over the training length
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     keep = ((rotations - low) / (high - low)).clamp(0.0, 1.0)  # 0: divide the frequency by the factor, 1: keep it
     return frequencies * (keep + (1.0 - keep) / scaling.factor)
+
+
+def _yarn_ramp(frequencies: Tensor, scaling: RotaryScaling, base: float) -> Tensor:
+    """Return 1 for the frequencies that YaRN keeps, 0 for those that it divides by the factor, and a ramp between."""
+    count = len(frequencies)
+
+    def index_of(rotations: float) -> float:
+        """The index i of the frequency base^(−i/n) that makes this number of rotations over the training length."""
+        return count * math.log(scaling.original_max_positions / (2 * math.pi * rotations)) / math.log(base)
+
+    first = max(math.floor(index_of(scaling.beta_fast)), 0)
+    last = min(math.ceil(index_of(scaling.beta_slow)), 2 * count - 1)
+    index = torch.arange(count, dtype=frequencies.dtype, device=frequencies.device)
+    return 1.0 - ((index - first) / max(last - first, 1e-3)).clamp(0.0, 1.0)
+
+
+def attention_factor(scaling: RotaryScaling | None) -> float:
+    """Return the factor by which YaRN multiplies queries and keys; without YaRN it is 1."""
+    if scaling is None or scaling.kind != "yarn":
+        return 1.0
+    return scaling.attention_factor or 0.1 * math.log(max(scaling.factor, 1.0)) + 1.0
 
 
 def alibi_slopes(heads: int, device: torch.device) -> Tensor:

@@ -44,7 +44,8 @@ class Stack(nn.Module):
     def __init__(self, config: StackConfig, *, name: str, causal: bool, cross: bool = False) -> None:
         super().__init__()
         self.config, self.name, self.causal = config, name, causal
-        self.kernel: AttentionKernel = "auto"
+        is_fast = not config.score_cap and config.attention_sinks == "none"
+        self.kernel: AttentionKernel = "auto" if is_fast else "eager"
         self.gradient_checkpointing = False  # recompute each block in the backward pass, to save memory
         # The dtype of the residual stream in training. `train/setup.py` may set it to bfloat16, to save memory
         # and bandwidth. None: the dtype of the embedding.
@@ -92,6 +93,7 @@ class Stack(nn.Module):
         masks = self.prepare_masks(x, layout, keys, hints)
         rotaries = self.rotary_tables(x, layout)
         cross_mask = None if memory is None else self._prepare_cross_mask(x, layout, memory, hints)
+        shared: tuple[dict[str, Tensor], ...] = () if self.config.value_residual == "none" else ({},)
         last = self.config.layers - 1
         for layer in range(self.config.layers):
             block, window = self.block_of(layer), self.config.window_of(layer)
@@ -107,6 +109,7 @@ class Stack(nn.Module):
                 None if cache is None else LayerCache(cache, layer),
                 None if memory is None or cross_mask is None else LayerMemory(memory, layer, cross_mask),
                 None if tap is None else LayerTap(tap, f"{self.name}.{layer}"),
+                *shared,
             )
             if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
                 x = checkpoint(block, x, *arguments, use_reentrant=False)

@@ -9,6 +9,7 @@ in the table in `parts.py`. The sites of a Transformer, in the order in which a 
     resid_mid                                  the residual stream after attention
     cross_q … cross_z  cross_out  cross_mid    the same for cross-attention
     mlp_pre  mlp_post  mlp_out                 the feed-forward: before and after its activation, and its output
+    routing                                    instead of these two, in a mixture: the weight of each expert, (B, T, E)
     resid_post                                 the residual stream after the block
     final                                      `"decoder.final"`: after the last norm, what the head reads
 

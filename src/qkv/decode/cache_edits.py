@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from qkv.blocks import CrossCache, RecurrentCache, SelfCache, SequenceLayout
+from qkv.blocks import CrossCache, SelfCache, SequenceLayout
 
 
 def reorder_cache(cache: SelfCache, rows: Tensor, start: int = 0) -> None:
@@ -11,7 +11,7 @@ def reorder_cache(cache: SelfCache, rows: Tensor, start: int = 0) -> None:
     Slots before `start` are not copied. They must already be equal in sequences r and `rows[r]`, as they are in the
     common prefix of beams.
     """
-    if isinstance(cache, RecurrentCache):
+    if not isinstance(cache, SelfCache):  # the cache of a stack that is one part
         cache.reorder(rows)
         return
     if len(rows) != cache.batch_size:

@@ -2,10 +2,10 @@
 
 A fast path is other code that computes the same results as `Stack`. It would silently ignore a config value that it
 does not implement. So every fast path lists the values that it implements, and `supports` returns False for all others,
-including a registered part and a new `Literal` field of `StackConfig`. The call then runs on another fast path that
-supports it, or on the reference. `EVERY_CHOICE` below is the list of the CPU step and the GPU steps, and the fused
-kernels have their own in `gpu/fused_step.py`. `tests/decode/test_backend.py` decodes with every value of `EVERY_CHOICE`
-and compares the result with the reference.
+including a registered part, a new `Literal` field of `StackConfig` and a number in `REFERENCE_FIELDS`. The call then
+runs on another fast path that supports it, or on the reference. `EVERY_CHOICE` below is the list of the CPU step and
+the GPU steps, and the fused kernels have their own in `gpu/fused_step.py`. `tests/decode/test_backend.py` decodes with
+every value of `EVERY_CHOICE` and compares the result with the reference.
 
 A config does not say everything: a module of the network may have been replaced, or its forward pass. `is_unmodified`
 finds such networks, and every fast path leaves them to the reference.
@@ -40,16 +40,24 @@ EVERY_CHOICE: Choices = {
     "norm_affine": frozenset({"gain_bias", "gain", "none"}),
     "embedding_norm": frozenset({"none", "extra", "replaces_first"}),
     "qk_norm": frozenset({"none", "head"}),
-    "feedforward": frozenset({"relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "geglu_tanh", "swiglu"}),
+    "feedforward": frozenset(
+        {"relu", "relu2", "gelu", "gelu_tanh", "silu", "reglu", "reglu2", "geglu", "geglu_tanh", "swiglu"}
+    ),
     "bias": frozenset({"all", "attention", "qkv", "none"}),
     "residual": frozenset({"serial", "parallel"}),
+    "router_softmax": frozenset({"chosen"}),
     "score_scale": frozenset({"sqrt", "none"}),
+    "attention_sinks": frozenset({"none"}),
+    "value_residual": frozenset({"none"}),
     "embedding_scale": frozenset({"none", "sqrt"}),
     "block": frozenset({"transformer"}),
     "attention": frozenset({"softmax"}),
     "recurrent_attention": frozenset({"additive"}),
 }
 """The values that the CPU step and the GPU steps implement. Extend this table only together with them."""
+
+REFERENCE_FIELDS = ("score_cap", "layer_scale")
+"""The numbers that no fast path implements: it declines a stack where they are not 0."""
 
 
 @cache
@@ -61,7 +69,9 @@ def choice_fields() -> tuple[str, ...]:
 
 def supports(choices: Choices, config: StackConfig) -> bool:
     """Return whether a fast path that implements `choices` can run a stack with this config."""
-    return all(getattr(config, name) in choices.get(name, ()) for name in choice_fields())
+    return all(getattr(config, name) in choices.get(name, ()) for name in choice_fields()) and not any(
+        getattr(config, name) for name in REFERENCE_FIELDS
+    )
 
 
 REPLICATED = (
@@ -72,7 +82,7 @@ REPLICATED = (
 CALLABLE = (nn.Linear, nn.LayerNorm, RMSNorm, nn.Embedding, LearnedPositions, SinusoidalPositions)
 """The linear maps, norms and tables of the built-in parts."""
 CALLED = frozenset({"qkv", "q", "kv", "out", "up", "down", "dense", "project", "norm", "norm_out", "q_norm", "k_norm"})
-CALLED |= {"token", "position", "types", "table", "front_ends", "back_ends"}
+CALLED |= {"token", "position", "types", "table", "front_ends", "back_ends", "future"}
 """The names of linear maps, norms, tables, front ends and back ends in these modules. They may be of any type: an
 unknown one is called."""
 

@@ -57,7 +57,8 @@ def compute_pattern(network: Network, trace: Trace, site: str, heads: Sequence[i
             positions = queries.positions.to(network.device)
             with torch.no_grad():
                 bias = stack.bias(positions, positions, q.dtype).cpu()[:, chosen]
-    return pattern(scores(q[None], k[None], PreparedMask(mask, "eager", bias), attention.scale))[0]
+    raw = scores(q[None], k[None], PreparedMask(mask, "eager", bias), attention.scale, attention.score_cap)
+    return pattern(raw, None if attention.sinks is None else attention.sinks[chosen].detach().cpu())[0]
 
 
 def value_weighted_pattern(network: Network, trace: Trace, site: str, heads: Sequence[int] | None = None) -> Tensor:

@@ -12,7 +12,7 @@ f(h) = h · f(h)/h, and the factor f(h)/h is held, too. So the contributions of 
 N components, K outputs, T tokens, H heads, D head dim, C model width, L layers
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -167,6 +167,8 @@ def _add_layer(parts: _Parts, stack: Stack, layer: int, trace: Trace, position: 
     def add_sublayer(update: _Parts, sublayer: ResidualWrapper) -> None:
         if sublayer.norm_out is not None:
             update.normalize(sublayer.norm_out)
+        if sublayer.gain is not None:
+            update.scale(_float64(sublayer.gain))
         parts.add(update)
         if sublayer.norm_placement == "post":
             parts.normalize(sublayer.norm)
@@ -184,16 +186,22 @@ def _apply_head(parts: _Parts, network: Network, outputs: Sequence[int]) -> None
     parts.scale(head.scale)
     if head.dense is not None:
         parts.project(head.dense.weight, head.dense.bias)
-        h = parts.total
-        tiny = torch.full_like(h, 1e-9)
-        h = torch.where(h.abs() < tiny, tiny, h)  # f(h)/h has a limit at 0
-        parts.scale(head.activation(h) / h)
+        parts.scale(_ratio(head.activation, parts.total))
     if head.norm is not None:
         parts.normalize(head.norm)
     assert head.out is not None
     chosen = torch.tensor(list(outputs), device=head.out.weight.device)
     bias = None if head.out.bias is None else head.out.bias[chosen]
     parts.project(head.out.weight[chosen], bias)
+    if cap := head.config.logit_cap:
+        parts.scale(_ratio(lambda logits: cap * torch.tanh(logits / cap), parts.total))
+
+
+def _ratio(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Return f(x)/x, which has a limit at 0 for the functions here."""
+    tiny = torch.full_like(x, 1e-9)
+    x = torch.where(x.abs() < tiny, tiny, x)
+    return function(x) / x
 
 
 def _check_outputs(trace: Trace, position: int, outputs: int | Sequence[int] | None) -> tuple[int, list[int]]:

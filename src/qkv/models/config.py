@@ -119,6 +119,11 @@ class Config:
         return self.stack.is_recurrent
 
     @property
+    def has_fixed_shapes(self) -> bool:
+        """Whether batches of one shape have tensors of the same shapes in all parts, as CUDA graphs need."""
+        return all(stack.has_fixed_shapes for stack in self.stacks.values())
+
+    @property
     def keeps_state(self) -> bool:
         """Whether decoding keeps more than keys and values: the state of recurrent layers, or of a part."""
         return self.stack.keeps_state

@@ -84,3 +84,5 @@ def add_parameter_rows(table: Table, summary: ModelSummary) -> None:
         bar = Bar(summary.total, 0, number, width=30, color="cyan")
         table.add_row(label, format_count(number), f"{number / summary.total:.1%}", bar)
     table.add_row("total", format_count(summary.total), "", "", style="bold")
+    if summary.active != summary.total:
+        table.add_row("used by a token", format_count(summary.active), f"{summary.active / summary.total:.1%}", "")

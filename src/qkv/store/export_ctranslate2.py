@@ -85,6 +85,9 @@ def unsupported_settings(config: Config) -> list[str]:
         f"head.dense = {config.head.dense!r}: there must be no dense layer before the output projection": (
             config.head.dense != "none"
         ),
+        f"head.logit_cap = {config.head.logit_cap}: only logits without softcapping are supported": (
+            bool(config.head.logit_cap)
+        ),
         "eos_token_ids = (): at least one end token is needed": not config.eos_token_ids,
         "decoder_start_token_id = None: the token that every target starts with is needed": (
             is_seq2seq and config.decoder_start_token_id is None
@@ -105,6 +108,10 @@ def _stack_rules(stack: StackConfig, *, cross: bool) -> dict[str, bool]:
         f"feedforward = {stack.feedforward!r}: supported are {', '.join(ACTIVATIONS)} and their gated forms": (
             stack.feedforward not in FEEDFORWARDS
         ),
+        f"score_cap = {stack.score_cap}: only scores without softcapping are supported": bool(stack.score_cap),
+        'attention_sinks = "learned": only "none" is supported': stack.attention_sinks != "none",
+        'value_residual = "first": only "none" is supported': stack.value_residual != "none",
+        f"layer_scale = {stack.layer_scale}: updates may have no gain": bool(stack.layer_scale),
         f"norm = {stack.norm!r}: only 'layernorm' and 'rmsnorm' are supported": stack.norm
         not in ("layernorm", "rmsnorm"),
         f"position = {stack.position!r}: supported are {', '.join(POSITIONS)}": stack.position not in POSITIONS,

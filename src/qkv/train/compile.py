@@ -23,9 +23,12 @@ PROBE_SIZE = 4096
 
 def should_compile(section: TrainSection, world: World, network: Network, data: SequenceStream) -> tuple[bool, str]:
     """Return whether to compile the run's steps, and a note that explains it ("" if there is nothing to explain)."""
-    if network.config.is_recurrent:
-        note = 'train.compile = "yes" has no effect: a recurrent model has as many steps as its longest document, so '
-        return False, f"{note}its shapes change in every batch" if section.compile == "yes" else ""
+    if not network.config.has_fixed_shapes:
+        why = "a mixture of experts sends other tokens to each expert"
+        if network.config.is_recurrent:
+            why = "a recurrent model has as many steps as its longest document"
+        note = f'train.compile = "yes" has no effect: {why}, so its shapes change in every batch'
+        return False, note if section.compile == "yes" else ""
     if section.compile != "auto":
         return section.compile == "yes", ""
     if world.device.type != "cuda" or world.is_sharded:

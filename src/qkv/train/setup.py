@@ -117,7 +117,7 @@ def prepare_run(job: Job, signals: StopSignals) -> TrainingRun:
         pin_memory=world.device.type == "cuda",
     )
     micro_batches = num_micro_batches(section, job.train_data, world, network.config, job.micro_batch_tokens)
-    fixed_shapes = not network.config.is_recurrent
+    fixed_shapes = network.config.has_fixed_shapes
     stepper = Stepper(module, optimizer, section, world, num_micro_batches=micro_batches, fixed_shapes=fixed_shapes)
     checkpoints = job.folder.checkpoints
     manager = CheckpointManager(checkpoints, network, stepper, ema, loader, job.invariants, job.valid_data)

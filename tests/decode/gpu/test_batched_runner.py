@@ -47,7 +47,7 @@ CASES = {
     "encoder-decoder, post-norm": BASE,
     "encoder-decoder, pre-norm": with_stack(BASE, norm_placement="pre", norm="rmsnorm", norm_affine="gain"),
     "a gate with biases": with_stack(GPT2, feedforward="geglu_tanh"),
-    "part rotates": with_stack(LLAMA, rotary_fraction=0.5, feedforward="reglu"),
+    "part rotates": with_stack(LLAMA, rotary_fraction=0.5, feedforward="reglu2"),
     "no gain": with_stack(LLAMA, norm_affine="none", feedforward="gelu"),
     "post-norm decoder": with_stack(GPT2, norm_placement="post", embedding_norm="extra"),
 }

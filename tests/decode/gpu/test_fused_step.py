@@ -46,7 +46,7 @@ CASES = {
     "relu": with_stack(GPT2, feedforward="relu", embedding_scale="sqrt"),
     "exact gelu": with_stack(GPT2, feedforward="gelu"),
     "a gate with biases": with_stack(GPT2, feedforward="geglu_tanh"),
-    "part turns": with_stack(find_preset("llama-1.1b", **LLAMA), rotary_fraction=0.5, feedforward="reglu"),
+    "part turns": with_stack(find_preset("llama-1.1b", **LLAMA), rotary_fraction=0.5, feedforward="reglu2"),
     "no gain": with_stack(find_preset("llama-1.1b", **LLAMA), norm_affine="none"),
 }
 

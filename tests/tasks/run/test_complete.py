@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ import torch
 from task_models import decoder, model, parts_of, stack
 
 import qkv
+from qkv.blocks import SelfCache
 from qkv.decode.constrained.token_bytes import TokenBytes
 from qkv.errors import UsageError
-from qkv.tasks.run.complete import Completer
+from qkv.tasks.run.complete import Completer, copy_cache
 from qkv.tasks.text_model import TextModel
 from qkv.tasks.verbs.complete import Suggestion
 from qkv.text import Tokenizer
@@ -150,3 +152,16 @@ def test_long_and_unknown_texts_are_completed() -> None:
         for parameter in made.network.parameters():
             parameter.mul_(-1.5)
     assert made.complete("the quick", max_tokens=2) != before  # keys and values of old weights are not used
+
+
+def test_a_copy_of_a_cache_has_a_state_of_its_own() -> None:
+    """The cache of a part that keeps a state, as the search copies it for each call."""
+    network: Any = SimpleNamespace(
+        new_cache=lambda *size: SelfCache(1, size[0], 1, size[1], 2, state_shapes={"h": (3,)})
+    )
+    source = network.new_cache(1, 8)
+    source.states[0]["h"] = torch.ones(1, 3)
+    copied = copy_cache(network, source, 4)
+    assert torch.equal(copied.states[0]["h"], torch.ones(1, 3))
+    copied.states[0]["h"] += 1
+    assert torch.equal(source.states[0]["h"], torch.ones(1, 3))

@@ -175,9 +175,12 @@ def test_padding_changes_neither_loss_nor_gradient(name: str, smoothing: float) 
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", ["masked", "pairs", "next token"])
-def test_the_loss_is_the_cross_entropy_of_all_logits_written_out(name: str) -> None:
-    learner = TrainingModule(network(*CASES[name]), ObjectiveSection(label_smoothing=0.2)).train()
+@pytest.mark.parametrize(("name", "cap"), [("masked", 0.0), ("pairs", 0.0), ("next token", 0.0), ("next token", 0.05)])
+def test_the_loss_is_the_cross_entropy_of_all_logits_written_out(name: str, cap: float) -> None:
+    family, head = CASES[name]
+    learner = TrainingModule(
+        network(family, replace(head, logit_cap=cap)), ObjectiveSection(label_smoothing=0.2)
+    ).train()
     batch = a_batch(name)
     logits = learner.network(batch.inputs).flatten(0, 1)
     labels = batch.labels["tokens"].flatten()
@@ -186,6 +189,30 @@ def test_the_loss_is_the_cross_entropy_of_all_logits_written_out(name: str) -> N
     right = likely.gather(1, labels[known][:, None])[:, 0]
     written_out = -(0.8 * right + 0.2 * likely.mean(-1)).sum() / known.sum()
     torch.testing.assert_close(loss_of(learner, [batch]), written_out, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", ["next token", "pairs"])
+def test_outputs_for_later_tokens_add_their_losses_in_training(name: str) -> None:
+    family, head = CASES[name]
+    learner = TrainingModule(network(family, replace(head, future_tokens=2)), ObjectiveSection()).train()
+    batch = a_batch(name)
+    x, _ = learner.network.hidden(batch.inputs)
+    labels, documents = batch.labels["tokens"], batch.inputs.document_ids
+    total = torch.zeros((), dtype=torch.float64)
+    counts = []
+    for distance, future in enumerate([torch.nn.Identity(), *learner.network.head.future]):
+        log_probs = learner.network.head.project(future(x)).log_softmax(-1)
+        counts.append(0)
+        for row in range(len(labels)):
+            for t in range(labels.shape[1] - distance):
+                label = int(labels[row, t + distance])
+                is_same = documents is None or documents[row, t] == documents[row, t + distance]
+                if labels[row, t] != IGNORE_INDEX and label != IGNORE_INDEX and is_same:
+                    total -= log_probs[row, t, label]
+                    counts[-1] += 1
+    assert counts[0] > counts[1] > counts[2] > 0, "the last tokens of a document have no later ones"
+    torch.testing.assert_close(loss_of(learner, [batch]), total / counts[0], rtol=1e-10, atol=0)
+    assert loss_of(learner.eval(), [batch]) < total / counts[0], "validation: the next token only"
 
 
 def test_logits_are_made_for_labelled_places_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,12 +50,15 @@ def test_a_sound_recipe_passes() -> None:
         ({"data__too_long": "split"}, "does not work with seq2seq"),
         ({"model__preset": "gpt2", "model__from_": "x"}, "set one of them"),
         ({"model__family": "decoder"}, "cannot learn seq2seq"),
-        ({"model__family": "lstm", "model__preset": "gpt2"}, 'model.family = "lstm" is a new recurrent model'),
+        ({"model__family": "lstm", "model__preset": "gpt2"}, 'model.family = "lstm" is a new model, and model.preset'),
         ({"model__family": "lstm", "model__from_": "runs/a"}, "model.from another one: set one of them"),
-        ({"model__overrides": {"block": "lstm"}}, 'model.block = "lstm" needs a recurrent model: set model.family'),
+        (
+            {"model__overrides": {"block": "lstm"}},
+            'model.block = "lstm" replaces all blocks of the model: set model.fam',
+        ),
         (
             {"model__overrides": {"decoder": {"block": "gru"}}},
-            'model.block = "gru" needs a recurrent model: set model.',
+            'model.block = "gru" replaces all blocks of the model: set',
         ),
         ({"model__lora_rank": 4, "model__from_": "x", "model__freeze": ("a",)}, "leave model.freeze out"),
         ({"model__lora_rank": 4}, "adapts a trained model"),

@@ -19,12 +19,19 @@ RECURRENT_FIELDS = frozenset(
 """The fields of a `StackConfig` that apply to a recurrent stack."""
 
 
+EXPERT_FIELDS = ("experts", "experts_per_token", "router_softmax", "balance_loss", "router_z_loss")
+
+
 def check_scaling(scaling: Any) -> None:
     """Raise ValueError if a `RotaryScaling` is wrong."""
     check(scaling)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     if high <= low:
         raise ValueError(f"high_freq_factor = {high} must be above low_freq_factor = {low}")
+    if scaling.beta_fast <= scaling.beta_slow:
+        raise ValueError(f"beta_fast = {scaling.beta_fast} must be above beta_slow = {scaling.beta_slow}")
+    if scaling.attention_factor and scaling.kind != "yarn":
+        raise ValueError(f'attention_factor is for kind = "yarn", not for "{scaling.kind}"; leave it out')
 
 
 def check_part_names(stack: Any) -> None:
@@ -71,6 +78,19 @@ def check_stack_combinations(stack: Any) -> None:
         raise ValueError('residual = "parallel" needs norm_placement = "pre" or "sandwich", not "post"')
     if stack.embedding_scale == "unmasked" and stack.mask_token_id is None:
         raise ValueError('embedding_scale = "unmasked" needs mask_token_id, the id of the mask token')
+    if stack.feedforward != "moe" and isinstance(PARTS["feedforward"][stack.feedforward].build, str):  # it is built in
+        for field in (one for one in fields(stack) if one.name in EXPERT_FIELDS):
+            if (value := getattr(stack, field.name)) != field.default:
+                raise ValueError(
+                    f'{field.name} = {value!r} is for feedforward = "moe", not for "{stack.feedforward}"; leave it out'
+                )
+    if stack.experts_per_token > stack.experts:
+        raise ValueError(f"experts_per_token = {stack.experts_per_token} must be at most experts = {stack.experts}")
+    if stack.value_residual != "none" and (stack.attention, stack.block) != ("softmax", "transformer"):
+        raise ValueError(
+            f'value_residual = "{stack.value_residual}" needs attention = "softmax" and block = "transformer", which '
+            "mix the values of layer 0 with their own; leave it out"
+        )
     is_shared = stack.num_layer_groups < stack.layers
     if stack.embedding_norm == "replaces_first" and (stack.norm_placement == "post" or is_shared):
         raise ValueError('embedding_norm = "replaces_first" needs a block 0 that starts with a norm and is not shared')
@@ -123,6 +143,10 @@ def check_head(head: Any) -> None:
         )
     if head.next_sentence_classes and head.kind != "mlm":
         raise ValueError(f"next_sentence_classes is for an mlm head, not {head.kind!r}")
+    if head.logit_cap and head.kind not in ("lm", "mlm"):
+        raise ValueError(f"logit_cap is for an lm or mlm head, not {head.kind!r}")
+    if head.future_tokens and head.kind != "lm":
+        raise ValueError(f"future_tokens is for an lm head, not {head.kind!r}")
     if head.multi_label and head.kind != "classify":
         raise ValueError(f"multi_label is for a classify head, not {head.kind!r}")
     if head.threshold and (head.kind != "classify" or head.multi_label):

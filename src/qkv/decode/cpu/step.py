@@ -71,7 +71,8 @@ class CpuStep:
         self.is_causal_only = self.stack.bias is None and not config.sliding_window
         self.layers = [_make_block(self.stack.block_of(i), i, config.window_of(i)) for i in range(config.layers)]  # type: ignore[arg-type]
         self.norm = None if self.stack.norm is None else make_norm(self.stack.norm)
-        self.out = None if self.head.out is None or self.head.config.normalize else make_linear(self.head.out)
+        changes_logits = self.head.config.normalize or self.head.config.logit_cap
+        self.out = None if self.head.out is None or changes_logits else make_linear(self.head.out)
         self.position_table: Tensor | None = None  # position vectors (1, L, C), added to the token embedding
         self.table_length = 0  # L
         self.source_mask: tuple[CrossCache, Tensor] | None = None  # the current sources and their mask

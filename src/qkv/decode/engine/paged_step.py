@@ -36,7 +36,8 @@ def is_supported(network: Network) -> bool:
     config, dtype = network.output_stack.config, network.output_embedding.token.weight.dtype
     is_power_of_two = config.head_dim & (config.head_dim - 1) == 0
     has_bias = config.position in ("alibi", "t5")
-    is_plain = config.qk_norm == "none" and dtype != torch.float64 and not network.head.config.normalize
+    changes_logits = network.head.config.normalize or network.head.config.logit_cap
+    is_plain = config.qk_norm == "none" and dtype != torch.float64 and not changes_logits
     return is_power_of_two and not has_bias and is_plain and not network.output_embedding.token.weight.is_inference()
 
 

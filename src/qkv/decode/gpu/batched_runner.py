@@ -46,7 +46,7 @@ def is_supported(network: Network) -> bool:
         and is_power_of_two
         and config.head_dim >= MIN_DOT_SIZE
         and head.out is not None
-        and not head.config.normalize
+        and not (head.config.normalize or head.config.logit_cap)
         and next(network.parameters()).dtype != torch.float64
     )
 

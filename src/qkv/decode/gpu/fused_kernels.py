@@ -52,6 +52,8 @@ def activate(y, ACTIVATION: tl.constexpr):
     """Apply an activation function, which `ACTIVATION` names, to each element."""
     if ACTIVATION == "relu":
         y = tl.maximum(y, 0.0)
+    if ACTIVATION == "relu2":
+        y = tl.maximum(y, 0.0) * tl.maximum(y, 0.0)
     if ACTIVATION == "gelu":
         y = 0.5 * y * (1.0 + tl.erf(y * 0.7071067811865476))
     if ACTIVATION == "gelu_tanh":  # (1 + tanh z) / 2 is a sigmoid of 2z

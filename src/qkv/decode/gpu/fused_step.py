@@ -49,7 +49,7 @@ def is_supported(network: Network) -> bool:
         and head.dense is None
         and head.norm is None
         and head.scale == 1.0
-        and not head.config.normalize
+        and not (head.config.normalize or head.config.logit_cap)
         and embedding.token.weight.dtype != torch.float64
     )
     parts = (embedding, network.output_stack, head)

@@ -1,4 +1,4 @@
-"""Checks of the activations on a batch: dead heads, dead neurons, scales by depth.
+"""Checks of the activations on a batch: dead heads, neurons and experts, scales by depth.
 
 B batch, T tokens, H heads, D head dim, C model width, F neurons of a layer
 """
@@ -111,6 +111,33 @@ def check_neurons(subject: Subject) -> Finding:
     if fractions[worst] > WARN_DEAD_NEURONS:
         return warned(text, advice + "; on more tokens, fewer may be dead", **values)
     return passed(text, **values)
+
+
+def check_experts(subject: Subject) -> Finding:
+    """An expert is dead if the router sends it no token of the batch."""
+    network, tap = record(subject, ["*.routing"])
+    dead, fractions = [], {}
+    for stack in network.stacks.values():
+        is_token = token_mask(subject, stack)
+        for layer in range(stack.config.layers):
+            site = f"{stack.name}.{layer}.routing"
+            if site in tap.values:
+                used = (tap[site][is_token] != 0).float().mean(0)  # (E,)
+                fractions[site.removesuffix(".routing")] = used.tolist()
+                dead += [f"{stack.name}.{layer} expert {number}" for number in (used == 0).nonzero().flatten().tolist()]
+    if not fractions:
+        return skipped("no feed-forward of this model is a mixture of experts")
+    total = sum(map(len, fractions.values()))
+    if dead:
+        return warned(
+            f"{len(dead)} of {total} experts get no token: {join_names(dead)}",
+            "they have parameters and learn nothing; raise balance_loss, or use fewer experts; on more tokens, fewer "
+            "may be dead",
+            dead=dead,
+            fractions=fractions,
+        )
+    every = [fraction for layer in fractions.values() for fraction in layer]
+    return passed(f"all {total} experts get tokens: {min(every):.0%} to {max(every):.0%} each", fractions=fractions)
 
 
 def check_activation_scales(subject: Subject) -> Finding:

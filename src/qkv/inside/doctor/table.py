@@ -27,6 +27,7 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "cache": ("cached equals uncached", structure.check_cache),
     "heads": ("no dead heads", activity.check_heads),
     "neurons": ("no dead neurons", activity.check_neurons),
+    "experts": ("no dead experts", activity.check_experts),
     "activations": ("scale of activations", activity.check_activation_scales),
     "gradient_scales": ("scale of gradients", activity.check_gradient_scales),
     "initial_loss": ("loss at the start", learning.check_initial_loss),

@@ -23,7 +23,7 @@ from qkv.inside.look.attention import (
 )
 from qkv.inside.look.embeddings import describe_embedding
 from qkv.inside.look.lens import describe_lens
-from qkv.inside.look.neurons import describe_layer
+from qkv.inside.look.neurons import describe_layer, unit_site
 from qkv.inside.look.sequences import group_words, start_document
 from qkv.inside.sites import require_blocks
 from qkv.inside.tokens import TokenList, list_tokens
@@ -219,11 +219,11 @@ def document_sites(config: Config, options: LookOptions) -> list[str]:
     sites = [*(["*.0.resid_pre"] if {"embeddings", "lens"} & {*options.views} else []), "logits"]
     if "lens" in options.views:
         sites.append("*.resid_post")
-    names = ["mlp_post"] if "neurons" in options.views else []
     patterns = ["pattern", *(("q", "k", "v") if options.exact else ())] if options.shows_attention else []
     for stack, stack_config in config.stacks.items():
         has_cross = stack == "decoder" and config.family == "seq2seq"
-        recorded = [*names, *patterns, *(f"cross_{name}" for name in patterns if has_cross)]
+        units = [unit_site(stack_config)] if "neurons" in options.views else []
+        recorded = [*units, *patterns, *(f"cross_{name}" for name in patterns if has_cross)]
         for layer in _choose(options.layers, stack_config.layers, "layer", config):
             sites += [f"{stack}.{layer}.{name}" for name in recorded]
     return sites
@@ -245,6 +245,9 @@ def limit_views(config: Config, options: LookOptions) -> LookOptions:
     """
     cross = config.family == "seq2seq"
     sites = [{*layer_sites(stack, 0, cross=cross and name == "decoder")} for name, stack in config.stacks.items()]
+    for have, stack in zip(sites, config.stacks.values(), strict=True):
+        if unit_site(stack) in have:
+            have.add("mlp_post")  # the view of neurons shows experts, too
     missing = {
         view: [one for one in needed if any(one not in have for have in sites)] for view, needed in VIEW_SITES.items()
     }
@@ -253,7 +256,10 @@ def limit_views(config: Config, options: LookOptions) -> LookOptions:
     if left_out := [view for view in options.views if view not in views]:
         without = dict.fromkeys(site for view in left_out for site in missing[view])
         notes = (*notes, f"Not shown: {', '.join(left_out)}. The parts of this model have no {', '.join(without)}.")
-    is_softmax = all(stack.attention == "softmax" for stack in config.stacks.values())
+    is_softmax = all(
+        stack.attention == "softmax" and not stack.score_cap and stack.attention_sinks == "none"
+        for stack in config.stacks.values()
+    )
     return replace(options, views=views, notes=notes, exact=options.exact and is_softmax)
 
 

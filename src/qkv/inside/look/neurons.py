@@ -1,5 +1,7 @@
 """The most active neurons of each layer: hidden units of the feed-forward network, after the activation.
 
+For a mixture of experts, the units are its experts, and their activations are the weights of the router.
+
 T tokens, F neurons of a layer
 """
 
@@ -9,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.blocks import Stack
+from qkv.blocks import Stack, StackConfig
+from qkv.blocks.parts import find_part
 from qkv.inside.neurons import promoted_texts
 from qkv.models import Network
 from qkv.page import pack, pack_signed
@@ -28,13 +31,19 @@ def describe_layer(
     `promotes` is None if the head does not read this stack or does not predict tokens, or if the feed-forward has no
     linear map `down`.
     """
-    activations = values[f"{stack.name}.{layer}.mlp_post"].float()  # (T, F)
-    described = describe_units(activations)
+    site = unit_site(stack.config)
+    described = describe_units(values[f"{stack.name}.{layer}.{site}"].float())
     promotes = None
     down = getattr(getattr(stack.block_of(layer), "ffn", None), "down", None)
     if network.config.head.kind in ("lm", "mlm") and stack is network.output_stack and isinstance(down, nn.Linear):
         promotes = promoted_texts(network, down.weight[:, described["neurons"]].T, tokenizer, NUM_PROMOTED)
-    return {"stack": stack.name, "layer": layer, "promotes": promotes, **described}
+    noun = "expert" if site == "routing" else "neuron"
+    return {"stack": stack.name, "layer": layer, "noun": noun, "promotes": promotes, **described}
+
+
+def unit_site(stack: StackConfig) -> str:
+    """The site whose values are drawn: the weights of experts, or the hidden units of one network."""
+    return "routing" if "routing" in find_part("feedforward", stack).sites else "mlp_post"
 
 
 def describe_units(activations: Tensor) -> dict[str, Any]:

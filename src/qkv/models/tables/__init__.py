@@ -4,7 +4,7 @@ architecture   the classes of tables, and the functions that convert configs and
 common_rows    rows that several architectures share
 presets        the configs of published models
 summary        the parameters, FLOPs and memory of a model
-bert  distilbert  modernbert  esm  gpt2  gpt_neox  llama  t5  bart      one table for each architecture
+bert  distilbert  modernbert  esm  gpt2  gpt_neox  llama  gemma2  t5  bart      one table for each architecture
 """
 
 from typing import TYPE_CHECKING
@@ -48,6 +48,7 @@ ARCHITECTURES: "OpenTable[Architecture]" = OpenTable(
         "mistral": "qkv.models.tables.llama:MISTRAL",
         "qwen2": "qkv.models.tables.llama:QWEN2",
         "qwen3": "qkv.models.tables.llama:QWEN3",
+        "gemma2": "qkv.models.tables.gemma2:GEMMA2",
         "t5": "qkv.models.tables.t5:T5",
         "mt5": "qkv.models.tables.t5:MT5",
         "bart": "qkv.models.tables.bart:BART",

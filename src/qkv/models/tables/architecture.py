@@ -123,12 +123,13 @@ class Concatenated:
 class Renamed:
     """A row for a module of ours that is one module of theirs.
 
-    They store matrices as (in, out) if `transposed`, and a vector as (1, n) if `is_row_vector`.
+    They store matrices as (in, out) if `transposed`, a vector as (1, n) if `is_row_vector`, and w as w − `offset`.
     """
 
     module: str
     transposed: bool = False
     is_row_vector: bool = False
+    offset: float = 0.0
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -139,12 +140,16 @@ class Renamed:
         """Our tensor, from theirs."""
         if self.is_row_vector:
             return parts[0][0] if parts[0].dim() == 2 else parts[0]
+        if self.offset:
+            return parts[0] + self.offset
         return parts[0].T.contiguous() if self.transposed and suffix == "weight" else parts[0]
 
     def write(self, ours: Tensor, suffix: str, stack: StackConfig) -> list[Tensor]:
         """Their tensors, from ours."""
         if self.is_row_vector:
             return [ours[None]]
+        if self.offset:
+            return [ours - self.offset]
         return [ours.T.contiguous() if self.transposed and suffix == "weight" else ours]
 
 

@@ -1,5 +1,6 @@
 """Rows that several architectures share."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
     "silu": "silu",
 }
 ACTIVATIONS_AND_ALIASES = {
@@ -67,6 +69,7 @@ GATED_ACTIVATION_NAMES = {
     "gelu_pytorch_tanh": "geglu_tanh",
     "gelu_new": "geglu_tanh",
     "relu": "reglu",
+    "relu2": "reglu2",
 }
 
 
@@ -116,14 +119,33 @@ def _read_scaling(theirs: Json) -> RotaryScaling | None:
         return None
     if kind == "linear":
         return RotaryScaling(kind="linear", factor=float(rope["factor"]))
+    if kind == "yarn":
+        return _read_yarn(rope, theirs)
     if kind != "llama3":
-        raise ValueError(f"rotary scaling {kind!r} is not supported; known: default, linear, llama3")
+        raise ValueError(f"rotary scaling {kind!r} is not supported; known: default, linear, llama3, yarn")
     return RotaryScaling(
         kind="llama3",
         factor=float(rope["factor"]),
         low_freq_factor=float(rope["low_freq_factor"]),
         high_freq_factor=float(rope["high_freq_factor"]),
         original_max_positions=int(rope["original_max_position_embeddings"]),
+    )
+
+
+def _read_yarn(rope: Json, theirs: Json) -> RotaryScaling:
+    if not rope.get("truncate", True):
+        raise ValueError("rotary scaling 'yarn' with truncate = false is not supported")
+    factor, scale, scale_all = float(rope["factor"]), rope.get("mscale"), rope.get("mscale_all_dim")
+    attention = rope.get("attention_factor")
+    if attention is None and scale and scale_all and factor > 1:
+        attention = (0.1 * scale * math.log(factor) + 1) / (0.1 * scale_all * math.log(factor) + 1)
+    return RotaryScaling(
+        kind="yarn",
+        factor=factor,
+        beta_slow=float(rope.get("beta_slow") or 1),
+        beta_fast=float(rope.get("beta_fast") or 32),
+        attention_factor=float(attention or 0),
+        original_max_positions=int(rope.get("original_max_position_embeddings") or theirs["max_position_embeddings"]),
     )
 
 
@@ -136,6 +158,13 @@ def _write_rope(value: Any, stack: Any) -> Json:
             rope |= {
                 "low_freq_factor": scaling.low_freq_factor,
                 "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_max_positions,
+            }
+        if scaling.kind == "yarn":
+            rope |= {
+                "beta_slow": scaling.beta_slow,
+                "beta_fast": scaling.beta_fast,
+                "attention_factor": scaling.attention_factor or None,
                 "original_max_position_embeddings": scaling.original_max_positions,
             }
     loose = None if scaling is None else {k: v for k, v in rope.items() if k != "rope_theta"}

@@ -34,6 +34,7 @@ class ModelSummary:
     context_length: int  # the length for which FLOPs are computed
     parameters: dict[str, int]  # per component; shared parameters count once
     total: int
+    active: int  # the parameters that a token uses: in a mixture, those of its experts only
     tied: bool  # whether the output matrix is the embedding
     flops_forward: int  # per token, without the parts in `unstated_flops`
     flops_training: int  # per token, forward and backward
@@ -78,9 +79,10 @@ def summarise_model(
         context_length=context_length,
         parameters=parameters,
         total=total,
+        active=total - sum(_unused(config, name, stack) for name, stack in config.stacks.items()),
         tied=config.head.tied,
         flops_forward=flops,
-        flops_training=3 * flops,
+        flops_training=3 * (flops + 2 * _future_weights(config)),
         unstated_flops=forward.unstated,
         weight_bytes=_bytes(total),
         cache_bytes_per_token=_bytes(decoding.cached),
@@ -102,6 +104,11 @@ def count_parameters(config: Config) -> dict[str, int]:
         counts["embedding"] -= config.stack.vocab_size * (config.stack.embedding_width or config.stack.width)
     own = [name for name in counts if name not in FIRST_COMPONENTS + LAST_COMPONENTS]
     return {name: counts[name] for name in (*FIRST_COMPONENTS, *own, *LAST_COMPONENTS) if name in counts}
+
+
+def _unused(config: Config, name: str, stack: StackConfig) -> int:
+    """The parameters of a stack that a token does not use."""
+    return sum(cost.unused for cost, _ in _layers(config, name, stack)[: stack.num_layer_groups])
 
 
 def _bytes(numbers: int) -> dict[str, int]:
@@ -153,6 +160,7 @@ def _head_parameters(head: HeadConfig, stack: StackConfig) -> int:
         total += sum((part_cost("norm", stack, inner).parameters or {}).values())
     if head.kind not in ("none", "embed"):
         total += (0 if head.tied else inner * head.outputs) + (head.outputs if head.bias else 0)
+    total += head.future_tokens * linear(stack.width, stack.width, bias=True)
     if head.next_sentence_classes:
         total += linear(stack.width, stack.width, bias=True)
         total += linear(stack.width, head.next_sentence_classes, bias=True)
@@ -168,6 +176,11 @@ def _forward_cost(config: Config, name: str, stack: StackConfig, context_length:
         attended = cost.flops_per_key * keys + cost.flops_per_source_key * context_length
         total += cost + PartCost({}, attended)
     return total
+
+
+def _future_weights(config: Config) -> int:
+    """The weights of the outputs that only training computes, and the output matrix for each of them."""
+    return config.head.future_tokens * (config.stack.width**2 + _head_weights(config))
 
 
 def _head_weights(config: Config) -> int:

@@ -34,7 +34,7 @@ function layerName(layer) {
 }
 
 function noun(layer) {
-  return layer.autoencoder ? "feature" : "neuron";
+  return layer.autoencoder ? "feature" : (layer.noun ?? "neuron");
 }
 
 /** The tokens of a text, coloured by the activation of a unit relative to its peak. */
@@ -53,7 +53,8 @@ export function tokenChips(tokens, values, peak) {
 }
 
 /** A line for each neuron, with the text coloured by its activation. */
-function neuronTable(layer, tokens, activations, pick) {
+function neuronTable(layer, tokens, activations, pickUnit) {
+  const pick = layer.noun === "expert" ? null : pickUnit; // the panel of a unit is for neurons and features
   const buttons = layer.neurons.map((neuron) => [
     html("button", {type: "button", class: "link", onclick: () => pick(layer, neuron)}, String(neuron)),
   ]);

@@ -34,7 +34,8 @@ export const VIEWS = [
   [
     "neurons",
     "Neurons",
-    "Hidden units of the feed-forward networks, the tokens that excite them, and the tokens whose logits they raise.",
+    "Hidden units of the feed-forward networks, the tokens that excite them, and the tokens whose logits they raise. " +
+      "Of a mixture of experts: the weight that the router gives each expert.",
     neuronsView,
   ],
   ["search", "Beam search", "Every continuation that the search considered, with its log-probability.", searchView],

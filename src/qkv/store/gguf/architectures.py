@@ -169,7 +169,11 @@ def hf_config_values(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
     values["attention_bias"] = "blk.0.attn_q.bias" in shapes
     values["mlp_bias"] = "blk.0.ffn_up.bias" in shapes
     if (kind := metadata.get(f"{name}.rope.scaling.type", "none")) != "none":
-        values["rope_scaling"] = {"rope_type": kind, "factor": metadata.get(f"{name}.rope.scaling.factor", 1.0)}
+        values["rope_scaling"] = {
+            "rope_type": kind,
+            "factor": metadata.get(f"{name}.rope.scaling.factor", 1.0),
+            "original_max_position_embeddings": metadata.get(f"{name}.rope.scaling.original_context_length"),
+        }
     return values | _special_ids(metadata)
 
 

@@ -32,6 +32,7 @@ OVERRIDABLE_FIELDS = {
     "dropout",
     "attention_dropout",
     "ffn_dropout",
+    "drop_path",
     "sliding_window",
     "sliding_window_layers",
     "rotary_base",
@@ -68,8 +69,8 @@ def build_config(recipe: Recipe, requirements: ModelRequirements) -> Config:
     if section.from_:
         return _checkpoint_config(recipe, requirements)
     base = find_preset(section.preset) if section.preset else None
-    recurrent = section.recurrent_block
-    given = "" if recurrent else section.family
+    stack_part = section.stack_part
+    given = "" if stack_part else section.family
     family = (base.family if base else "") or given or OBJECTIVES[recipe.objective.kind].families[0]
     _check_family(recipe, family)
     stacks = {}
@@ -78,14 +79,13 @@ def build_config(recipe: Recipe, requirements: ModelRequirements) -> Config:
             _check_no_overrides(section.overrides, side, "this model", family)
             continue
         overrides = _side_overrides(section.overrides, side)
-        if recurrent:
+        if stack_part:
             kept = {name: value for name, value in overrides.items() if name not in TRANSFORMER_FIELDS}
-            overrides = {"block": recurrent, **kept}
+            overrides = {"block": stack_part, **kept}
         tokenizer = requirements.tokenizer_for(side, family)
         where = f"model.{side}" if family == "seq2seq" else "model"
         preset = getattr(base, side) if base else None
-        block = PARTS["block"].find(overrides.get("block", "transformer"), f"{where}.block")
-        make = recurrent_stack if block.is_stack else modern_stack
+        make = recurrent_stack if stack_part else modern_stack
         stack = preset if preset is not None else make(overrides, requirements)
         stacks[side] = override_stack(stack, {"vocab_size": tokenizer.vocab_size, **overrides}, where)
         if tokenizer.vocab_size > stacks[side].vocab_size:
@@ -112,7 +112,7 @@ def _check_family(recipe: Recipe, family: str) -> None:
     section, kind = recipe.model, recipe.objective.kind
     model = f"model.from = {section.from_!r}" if section.from_ else f"model.preset = {section.preset!r}"
     is_new = not section.preset and not section.from_
-    if section.family not in ("", family) and not (is_new and section.recurrent_block):
+    if section.family not in ("", family) and not (is_new and section.stack_part):
         raise UsageError(
             f"{model} has {FAMILY_NAMES[family]}, but model.family = {section.family!r}; leave one of the two out"
         )
@@ -212,7 +212,7 @@ def recurrent_stack(overrides: Mapping[str, Any], requirements: ModelRequirement
 def recurrence_notes(recipe: Recipe) -> list[str]:
     """A note for the user about keys that a recurrent model ignores."""
     section = recipe.model
-    if not section.recurrent_block:
+    if not section.stack_part:
         return []
     given = {name for side in ("encoder", "decoder") for name in _side_overrides(section.overrides, side)}
     ignored = sorted(given & TRANSFORMER_FIELDS)
@@ -295,8 +295,8 @@ def build_head_config(
     }
     values = {"kind": kind, "next_sentence_classes": spec.next_sentence_classes, **defaults[kind]}
     if base is not None and base.kind == kind:
-        kept = ("pool", "dense", "dense_bias", "dense_norm", "bias", "scale", "normalize", "dropout")
-        values |= {name: getattr(base, name) for name in kept}
+        layers = ("pool", "dense", "dense_bias", "dense_norm", "bias", "scale", "normalize", "dropout")
+        values |= {name: getattr(base, name) for name in (*layers, "logit_cap", "future_tokens")}
         if kind in ("lm", "mlm"):
             values["tied"] = base.tied
     if base is not None and base.kind == "embed" and kind == "classify":

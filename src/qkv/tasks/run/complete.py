@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from qkv.blocks import Inputs, RecurrentCache, SelfCache
+from qkv.blocks import Inputs, SelfCache
 from qkv.decode.cache_edits import crop_cache, reorder_cache
 from qkv.decode.constrained.token_bytes import TokenBytes
 from qkv.decode.runner import next_logits, promote_to_float32
@@ -109,7 +109,7 @@ class Completer:
             known = next(
                 (i for i, (new, old) in enumerate(pairs) if new != old), min(len(ids) - 1, len(self.cached_ids))
             )
-            if isinstance(cache, RecurrentCache) or any(cache.states):  # a recurrent state cannot be cropped
+            if self.network.config.keeps_state:  # a state cannot be cropped
                 known = known if known == len(self.cached_ids) else 0
             else:
                 crop_cache(cache, known)
@@ -196,7 +196,7 @@ def last_word_start(text: str) -> int:
 
 def copy_cache(network: Network, source: SelfCache, num_new: int) -> SelfCache:
     """Return a copy of a cache of one sequence, with room for `num_new` more tokens."""
-    if isinstance(source, RecurrentCache):
+    if not isinstance(source, SelfCache):  # the cache of a stack that is one part
         return copy.deepcopy(source)
     count = source.filled
     target = network.new_cache(1, count + num_new)
@@ -207,6 +207,7 @@ def copy_cache(network: Network, source: SelfCache, num_new: int) -> SelfCache:
         source.positions[:, :count],
     )
     target.filled, target.is_default = count, source.is_default
+    target.states = [{name: state.clone() for name, state in states.items()} for states in source.states]
     return target
 
 

@@ -177,7 +177,7 @@ class TrainingModule(nn.Module):
         # used for float16, in which sums over positions would overflow.
         has_kernel = fused.triton_kernels is not None and compute_dtype(x) != torch.float16
         pays = num_chunks > 1 or not x.is_cuda or has_kernel
-        if type(out) is nn.Linear and type(out.weight) is nn.Parameter and pays:
+        if type(out) is nn.Linear and type(out.weight) is nn.Parameter and pays and not head.config.logit_cap:
             x = head.transform(x).to(out.weight.dtype)
             return fused_cross_entropy(x, out.weight, out.bias, targets, self.smoothing, num_chunks)
         if num_chunks == 1:
@@ -190,7 +190,7 @@ class TrainingModule(nn.Module):
         """The same without fusing: hidden states (N, C), labels (N,) → the summed loss."""
         head = self.network.head
         padding = -head.config.outputs % VOCAB_MULTIPLE
-        if not padding or not x.is_cuda or head.out is None:
+        if not padding or not x.is_cuda or head.out is None or head.config.logit_cap:
             return cross_entropy(head.project(x), targets, self.smoothing)
         # Pad the vocabulary to a multiple of VOCAB_MULTIPLE: a GPU then computes this large product faster.
         weight = F.pad(head.out.weight, (0, 0, 0, padding))
@@ -237,8 +237,14 @@ class BatchPass:
 
         Without `x`, the last block computes only the positions that have a label.
         """
-        assert self.labelled.targets is not None
-        return self.module.token_loss(self.labelled_positions(x), self.labelled.targets)
+        targets = self.labelled.targets
+        assert targets is not None
+        x = self.labelled_positions(x)
+        loss = self.module.token_loss(x, targets)
+        if self.module.training:
+            for distance, future in enumerate(self.head.future, start=1):
+                loss = loss + self.module.token_loss(future(x), self._later_targets(distance, targets))
+        return loss
 
     def labelled_positions(self, x: Tensor | None = None) -> Tensor:
         """The hidden states of the positions that have a label, (N, C)."""
@@ -248,6 +254,16 @@ class BatchPass:
         else:
             x = gather_positions(self.hidden()[0] if x is None else x, positions)
         return x.reshape(-1, x.shape[-1])
+
+    def _later_targets(self, distance: int, targets: Tensor) -> Tensor:
+        """The labels of later tokens of the same documents, (N,). Where `targets` is padding, so is the result."""
+        labels, positions, documents = self.labels["tokens"], self.labelled.positions, self.inputs.document_ids
+        later = F.pad(labels[:, distance:], (0, distance), value=IGNORE_INDEX)
+        if documents is not None:
+            is_same = documents == F.pad(documents[:, distance:], (0, distance))
+            later = torch.where(is_same, later, IGNORE_INDEX)
+        later = later.flatten() if positions is None else later.flatten()[positions.flatten()]
+        return torch.where(targets == IGNORE_INDEX, IGNORE_INDEX, later)
 
     def document_outputs(self) -> Tensor:
         """The outputs of a head that pools, (B, E, V)."""

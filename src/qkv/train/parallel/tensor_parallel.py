@@ -51,6 +51,12 @@ def check_divisible(network: nn.Module, tensor_size: int) -> None:
             'set train.tensor_parallel = 1 and train.parallel = "ddp"'
         )
     for stack in stacks:
+        for name in ("attention_sinks", "value_residual"):
+            if (value := getattr(stack.config, name)) != "none":
+                raise UsageError(
+                    f"train.tensor_parallel = {tensor_size} does not support the {stack.name}'s {name} = {value!r}; "
+                    'set train.tensor_parallel = 1, and save memory with train.parallel = "fsdp" instead'
+                )
         for block in stack.blocks:
             parts = {"block": block, **dict(block.named_children())}
             for name, known in SPLIT_PARTS.items():

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import fields
 
+from qkv.blocks.parts import STACK_PARTS
 from qkv.data.objectives.table import OBJECTIVES, applicable_objectives
 from qkv.errors import UsageError
-from qkv.train.recipe.schema import BUDGETS, RECURRENT_FAMILIES, Recipe
+from qkv.train.recipe.schema import BUDGETS, Recipe
 from qkv.train.recipe.table import SECTIONS
 from qkv.values import InvalidValue, check
 
@@ -70,15 +71,15 @@ def _model_problem(recipe: Recipe) -> str:
     if model.vectors and model.from_:
         return "model.vectors initialises a new embedding, and model.from has a trained one: set one of them"
     families = OBJECTIVES[kind].families
-    is_recurrent = model.family in RECURRENT_FAMILIES
-    if is_recurrent and (model.preset or model.from_):
+    stack_part = model.stack_part
+    if stack_part and (model.preset or model.from_):
         key = "preset" if model.preset else "from"
-        return f'model.family = "{model.family}" is a new recurrent model, and model.{key} another one: set one of them'
+        return f'model.family = "{stack_part}" is a new model, and model.{key} another one: set one of them'
     stacks = (model.overrides, model.overrides.get("encoder", {}), model.overrides.get("decoder", {}))
-    block = next((one["block"] for one in stacks if one.get("block") in RECURRENT_FAMILIES), "")
-    if block and not is_recurrent:
-        return f'model.block = "{block}" needs a recurrent model: set model.family = "{block}" instead'
-    if model.family and not is_recurrent and model.family not in families:
+    block = next((one["block"] for one in stacks if one.get("block") in STACK_PARTS), "")
+    if block and block != stack_part:
+        return f'model.block = "{block}" replaces all blocks of the model: set model.family = "{block}" instead'
+    if model.family and not stack_part and model.family not in families:
         return f'model.family = "{model.family}" cannot learn {kind}; choose {_choices(families)}'
     if model.lora_rank and model.freeze:
         return "model.lora_rank trains LoRA adapters and freezes the rest: leave model.freeze out"
@@ -87,7 +88,7 @@ def _model_problem(recipe: Recipe) -> str:
     if model.lora_rank and not model.lora_targets:
         return "model.lora_targets is empty, so there is no matrix to adapt: leave it out, or list some"
     for side in ("encoder", "decoder"):
-        family = families[0] if is_recurrent else model.family or families[0]
+        family = families[0] if stack_part else model.family or families[0]
         if side in model.overrides and not model.preset and not model.from_ and family not in (side, "seq2seq"):
             return f"[model.{side}] is set, but a model for {kind} has no {side}: leave it out"
     return ""

@@ -16,6 +16,7 @@ or removed by accident.
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from qkv.blocks.parts import STACK_PARTS
 from qkv.data.modalities import TextModality
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.readers.formats import FORMATS
@@ -28,8 +29,6 @@ Files = str | tuple[str, ...] | dict[str, str]
 
 BUDGETS = ("steps", "minutes", "epochs", "cpu_minutes")
 """The keys of [train] that limit a run, which ends at the first limit that it reaches; 0 is no limit."""
-RECURRENT_FAMILIES = ("rnn", "gru", "lstm")
-"""Values of `model.family` that replace the Transformer blocks of the family that the objective needs."""
 
 MAX_COUNT, MAX_LENGTH = 2**40, 2**27  # a batch must fit into memory
 Count = Annotated[int, Limits(0, MAX_COUNT)]
@@ -103,8 +102,8 @@ class ModelSection:
 
     preset: str = ""
     from_: str = ""
-    # "" selects the family that the objective needs; "rnn", "gru" and "lstm" do, too, with recurrent layers
-    family: Literal["encoder", "decoder", "seq2seq", "rnn", "gru", "lstm", ""] = ""
+    # "" selects the family that the objective needs; a part that is a whole stack, such as "lstm", does so, too
+    family: Literal["encoder", "decoder", "seq2seq", ""] | Annotated[str, OneOf(STACK_PARTS)] = ""
     overrides: dict[str, Any] = field(default_factory=dict)
     vectors: str = ""  # a file of word vectors (GloVe, word2vec) that initialise the embedding
     share_embeddings: bool = True  # seq2seq: one embedding for source and target
@@ -116,9 +115,9 @@ class ModelSection:
     lora_targets: tuple[str, ...] = ("*.attention.*", "*.cross.*")  # patterns of the modules that get adapters
 
     @property
-    def recurrent_block(self) -> str:
-        """The kind of recurrent layers that `family` asks for, or "" for Transformer blocks."""
-        return self.family if self.family in RECURRENT_FAMILIES else ""
+    def stack_part(self) -> str:
+        """The part that replaces all blocks, such as "lstm", or "" for Transformer blocks."""
+        return self.family if self.family in STACK_PARTS else ""
 
 
 @dataclass(frozen=True, kw_only=True)
