@@ -42,6 +42,7 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     **{("block", kind): RECURRENT for kind in ("rnn", "gru", "lstm")},
     ("recurrent_attention", "none"): {**RECURRENT, "block": "gru"},
     ("router_softmax", "all"): {"feedforward": "moe"},
+    ("embedding_scale", "unmasked"): {"mask_token_id": 3},
 }
 """What a choice needs besides."""
 SIZES = {"vocab_size", "width", "layers", "heads", "ffn_width", "max_positions", "norm_eps"}
@@ -62,6 +63,7 @@ OTHER_FIELDS: dict[str, dict[str, Any]] = {
     "sliding_window": {"sliding_window": 2},
     "sliding_window_layers": {"sliding_window": 2, "sliding_window_layers": (1,)},
     "token_types": {"token_types": 2},
+    "mask_token_id": {"mask_token_id": 3},
     "score_cap": {"score_cap": 0.5},
     "experts": {"feedforward": "moe", "experts": 3},
     "experts_per_token": {"feedforward": "moe", "experts_per_token": 3},

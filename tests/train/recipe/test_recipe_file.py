@@ -270,7 +270,8 @@ def sections(kind: type, skip: tuple[str, ...] = ()) -> st.SearchStrategy[Any]:
     return st.fixed_dictionaries({}, optional={n: values_of(h) for n, h in hints.items()}).map(lambda v: kind(**v))
 
 
-STACK = {n: h for n, h in get_type_hints(StackConfig, include_extras=True).items() if n != "rotary_scaling"}
+NO_TOML = ("rotary_scaling", "mask_token_id")  # may be None, which a file cannot say
+STACK = {n: h for n, h in get_type_hints(StackConfig, include_extras=True).items() if n not in NO_TOML}
 HEAD = {n: get_type_hints(HeadConfig, include_extras=True)[n] for n in ("pool", "dense", "bias", "dropout")}
 STACKS = st.fixed_dictionaries({}, optional={name: values_of(hint) for name, hint in STACK.items()})
 CHANGES = st.fixed_dictionaries(
