@@ -20,14 +20,18 @@ from qkv.text import Tokenizer
 from qkv.values import check_value, find_fields
 
 if TYPE_CHECKING:
+    from qkv.tasks.call_types import (
+        AnswerCall,
+        ClassifyCall,
+        CompleteCall,
+        FillCall,
+        SummariseCall,
+        TagCall,
+        TranslateCall,
+    )
     from qkv.tasks.chat.conversation import Chat, ChatReply
     from qkv.tasks.chat.reply_stream import ReplyStream
     from qkv.tasks.run.generate import GeneratedText
-    from qkv.tasks.verbs.answer import Answer
-    from qkv.tasks.verbs.classify import ClassPrediction
-    from qkv.tasks.verbs.complete import Completion
-    from qkv.tasks.verbs.fill import FilledText
-    from qkv.tasks.verbs.tag import TaggedText
 
 ARTICLES = {"encoder": "an encoder", "decoder": "a decoder", "seq2seq": "an encoder-decoder"}
 R = TypeVar("R")
@@ -94,13 +98,13 @@ class TaskCalls:
     if TYPE_CHECKING:
         describe: TaskCall[GeneratedText]
         ask: TaskCall[GeneratedText]
-        translate: TaskCall[GeneratedText]
-        summarise: TaskCall[GeneratedText]
-        complete: TaskCall[Completion]
-        fill: TaskCall[FilledText]
-        classify: TaskCall[ClassPrediction]
-        tag: TaskCall[TaggedText]
-        answer: TaskCall[Answer]
+        translate: TranslateCall
+        summarise: SummariseCall
+        complete: CompleteCall
+        fill: FillCall
+        classify: ClassifyCall
+        tag: TagCall
+        answer: AnswerCall
 
     def __getattr__(self, name: str) -> Any:
         if name in TASKS:
