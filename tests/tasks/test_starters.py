@@ -21,7 +21,7 @@ from qkv.tasks.prepare.prepare import prepare
 from qkv.tasks.prepare.sources import open_sources
 from qkv.tasks.starters.files import first_records
 from qkv.tasks.starters.recipe import starter_recipe
-from qkv.tasks.starters.sizes import MIN_STEPS, SIZES, Machine, choose_size
+from qkv.tasks.starters.sizes import DATA_SIZES, MIN_LABEL_STEPS, SHAPES, Machine, choose_size
 from qkv.tasks.table import find_starters
 from qkv.text import Tokenizer
 from qkv.train.adapt import freeze
@@ -138,10 +138,20 @@ def test_sizes_follow_data_machine_and_minutes(folder: Path, tmp_path: Path) -> 
     with big.open("wb") as out:
         out.write(b"a line of text\n")
         out.truncate(3 * 10**8)  # a hole: large, and costs nothing
-    assert width(folder / "book.txt", SERVER) == SIZES[0].width
-    assert width(big, SERVER) == SIZES[2].width
-    assert width(big, LAPTOP) == SIZES[1].width
-    assert width(big, LAPTOP, minutes=1) == SIZES[0].width
+    assert width(folder / "book.txt", SERVER) == SHAPES[0].width
+    assert width(big, SERVER) == SHAPES[3].width
+    assert width(big, LAPTOP) == width(big, replace(LAPTOP, has_bfloat16=True), minutes=30) == SHAPES[2].width
+    assert width(big, LAPTOP, minutes=1) == SHAPES[0].width
+
+
+def test_a_language_model_reads_little_data_ten_times_at_most(folder: Path) -> None:
+    recipes = {task: loads(starter_recipe(task, [str(folder / "book.txt")])) for task in ("language", "fill")}
+    assert (recipes["language"].train.epochs, recipes["fill"].train.epochs) == (10, 0)
+
+
+def test_two_stacks_are_more_parameters_for_the_same_time() -> None:
+    one, two = (choose_size(1e7, LAPTOP, 10, num_stacks=count) for count in (1, 2))
+    assert one.width > two.width
 
 
 def test_a_classifier_of_little_data_does_not_memorise_it(folder: Path, tmp_path: Path) -> None:
@@ -154,7 +164,7 @@ def test_a_classifier_of_little_data_does_not_memorise_it(folder: Path, tmp_path
 
     tiny, little, much = recipe(20), recipe(20_000), recipe(200_000)
     assert (little.train.minutes, little.train.epochs) == (60, 10)
-    assert tiny.train.epochs == MIN_STEPS  # one step takes all of its data
+    assert tiny.train.epochs == MIN_LABEL_STEPS  # one step takes all of its data
     assert little.model.overrides["dropout"] == little.model.overrides["head"]["dropout"]
     assert much.model.overrides["dropout"] < little.model.overrides["dropout"]
     assert 0 < little.train.ema_decay < 1
@@ -166,8 +176,8 @@ def test_a_run_with_a_long_name(folder: Path) -> None:
 
 
 def test_batches_are_small_where_time_or_memory_is_short() -> None:
-    assert choose_size(1e9, SERVER).batch_tokens == SIZES[2].batch_tokens
-    assert choose_size(1e9, replace(SERVER, memory_bytes=8e9)).batch_tokens < SIZES[2].batch_tokens
+    assert choose_size(1e9, SERVER).batch_tokens == SHAPES[3].batch_tokens
+    assert choose_size(1e9, replace(SERVER, memory_bytes=8e9)).batch_tokens < SHAPES[3].batch_tokens
     assert 1024 <= choose_size(1e9, LAPTOP, minutes=1).batch_tokens < choose_size(1e9, LAPTOP).batch_tokens
 
 
@@ -517,11 +527,11 @@ def test_a_compressed_file_counts_as_the_text_in_it(tmp_path: Path) -> None:
     text = "".join(pairs).encode()
     (tmp_path / "a.tsv").write_bytes(text)
     (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(text))
-    assert (tmp_path / "a.tsv.gz").stat().st_size < SIZES[0].max_bytes < len(text)
+    assert (tmp_path / "a.tsv.gz").stat().st_size < DATA_SIZES[0].max_bytes < len(text)
     recipes = [
         loads(starter_recipe("translate", [str(tmp_path / name)], machine=LAPTOP)) for name in ("a.tsv", "a.tsv.gz")
     ]
-    assert recipes[0].tokenizer.vocab_size == recipes[1].tokenizer.vocab_size == SIZES[1].vocab_size
+    assert recipes[0].train.minutes == recipes[1].train.minutes == DATA_SIZES[1].minutes != DATA_SIZES[0].minutes
 
 
 def test_a_summariser_is_judged_by_rouge(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def should_compile(section: TrainSection, world: World, network: Network, data: 
         return False, note if section.compile == "yes" else ""
     if section.compile != "auto":
         return section.compile == "yes", ""
-    if world.device.type != "cuda" or world.is_sharded:
+    if world.device.type != "cuda" or world.is_sharded or data.layout == "padded":  # each padded shape is compiled
         return False, ""
     seconds = estimate_seconds(section, network, data, measure_flops(world.device))
     layers = sum(stack.layers for stack in network.config.stacks.values())

@@ -26,6 +26,8 @@ from qkv.tasks.starters.sizes import (
     Machine,
     StarterSize,
     adapt_to_classification,
+    adapt_to_language,
+    adapt_to_pairs,
     adapt_to_proteins,
     adapt_to_words,
     choose_fine_tuning,
@@ -93,9 +95,14 @@ def starter_recipe(
     if notes is not None and summary.reading.modality != (reading or DataSection()).modality:
         notes.append("the texts are proteins, recognised by their letters (--modality text reads them as text)")
     machine = machine or find_machine()
-    size = choose_size(summary.bytes, machine, minutes)
+    family = OBJECTIVES[starter.objective].families[0]
+    size = choose_size(summary.bytes, machine, minutes, num_stacks=2 if family == "seq2seq" else 1)
     if starter.is_small:
         size = adapt_to_classification(size, summary.bytes)
+    elif family == "decoder":
+        size = adapt_to_language(size, summary.bytes)
+    elif starter.objective == "seq2seq":
+        size = adapt_to_pairs(size)
     is_protein = summary.reading.modality == "protein"
     if starter.hashes_words and (base_model or shape == "exportable" or is_protein):
         starter = replace(starter, hashes_words=False)
@@ -235,12 +242,18 @@ def _train_lines(starter: Starter, size: StarterSize) -> list[RecipeLine]:
     lines += [
         ("batch_tokens", _batch_tokens(starter, size.batch_tokens), "tokens per step; lower it if memory runs out"),
         ("lr", size.lr, "peak learning rate; try a third and three times as much"),
-        ("#optimizer", "muon", "often needs fewer steps than adamw for a small model; try lr = 0.005"),
+        _optimizer_line(size),
         ("final", "best", "keep the weights with the best validation result (or last)"),
     ]
     if size.ema_decay:
         lines.insert(-1, ("ema_decay", size.ema_decay, "use a moving average of the weights, over about 100 steps"))
     return lines
+
+
+def _optimizer_line(size: StarterSize) -> RecipeLine:
+    if size.optimizer:
+        return ("optimizer", size.optimizer, "needs fewer steps than adamw (for that, try lr = 0.002)")
+    return ("#optimizer", "muon", "often needs fewer steps than adamw for a small model; try lr = 0.005")
 
 
 def _metric_lines(starter: Starter) -> list[RecipeLine]:

@@ -1,7 +1,7 @@
 """Choose the sizes of a new recipe from the amount of data, the machine, and the training time that the user has.
 
-Training a model of P parameters (without embeddings) on N tokens takes about 6·P·N floating-point operations. A model
-is too large for its budget if it sees fewer than `MIN_TOKENS_PER_PARAMETER` tokens for each parameter.
+Training a model of P parameters (without input embeddings) on N tokens takes about 6·P·N floating-point operations. A
+model is too large for its budget if it sees fewer than `MIN_TOKENS_PER_PARAMETER` tokens for each parameter.
 """
 
 import math
@@ -15,8 +15,9 @@ from qkv.models.bfloat16 import has_bfloat16_instructions
 CORE_FLOPS = {"float32": 6e10, "bfloat16": 1.4e11}
 """FLOP/s of one CPU core in training, about: half of the rate of large matrix products on a current server."""
 GPU_FLOPS = 1e14
-MIN_TOKENS_PER_PARAMETER = 2
-MIN_STEPS = 500  # a smaller batch is better than fewer steps
+MIN_TOKENS_PER_PARAMETER = {1: 0.9, 2: 2.0}  # by the number of stacks
+MIN_STEPS = 1000  # a smaller batch is better than fewer steps
+MIN_LABEL_STEPS = 500  # of a model that learns labels
 MIN_BATCH_TOKENS = 1024
 CLASSIFIER_BATCH_TOKENS = 1024
 TAGGER_BATCH_TOKENS = 1024
@@ -57,9 +58,8 @@ def find_machine() -> Machine:
 
 @dataclass(frozen=True)
 class StarterSize:
-    """Suitable sizes for data of up to `max_bytes`."""
+    """The sizes of a new model and of its batches."""
 
-    max_bytes: float
     vocab_size: int
     width: int
     layers: int
@@ -70,22 +70,55 @@ class StarterSize:
     valid_fraction: float
     max_epochs: int = 0  # 0: no limit
     ema_decay: float = 0.0  # 0: no average of the weights
-
-    @property
-    def parameters(self) -> int:
-        """The parameters of a stack of this size, without embeddings."""
-        return 12 * self.layers * self.width**2
+    optimizer: str = ""  # empty: the default of `train.optimizer`
 
 
-SIZES = (
-    StarterSize(2e6, 2000, 128, 2, 0.2, 4096, 10, 2e-3, 0.1),
-    StarterSize(2e8, 8000, 256, 4, 0.1, 16384, 60, 1e-3, 0.05),
-    StarterSize(float("inf"), 32_000, 512, 6, 0.1, 65536, 60, 6e-4, 0.01),
+@dataclass(frozen=True)
+class DataSize:
+    """What suits data of up to `max_bytes`, whatever the time."""
+
+    max_bytes: float
+    vocab_size: int
+    dropout: float
+    minutes: float
+    valid_fraction: float
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Width and depth of a stack, and what suits them. With less data than `min_bytes`, it would memorise the data."""
+
+    min_bytes: float
+    width: int
+    layers: int
+    vocab_size: int  # at most
+    lr: float
+    batch_tokens: int
+
+    def num_parameters(self, num_stacks: int, vocab_size: int) -> int:
+        """The parameters of the stacks and of the output matrix."""
+        per_layer = 12 if num_stacks == 1 else 14  # cross-attention adds a third to the layers of a decoder
+        return num_stacks * per_layer * self.layers * self.width**2 + min(vocab_size, self.vocab_size) * self.width
+
+
+DATA_SIZES = (
+    DataSize(2e6, 2000, 0.2, 10, 0.1),
+    DataSize(2e8, 8000, 0.1, 60, 0.05),
+    DataSize(float("inf"), 32_000, 0.1, 60, 0.01),
 )
+SHAPES = (
+    Shape(0, 128, 2, 2000, 2e-3, 4096),
+    Shape(4e5, 192, 3, 2000, 2e-3, 4096),
+    Shape(8e5, 256, 4, 8000, 2e-3, 16384),
+    Shape(2e8, 512, 6, 32_000, 6e-4, 65536),
+)
+"""From small to large; `bench/search_defaults.py` compared the first three."""
 
 
-def choose_size(data_bytes: float, machine: Machine, minutes: float = 0.0) -> StarterSize:
-    """The largest size that suits the data and that the machine can train in `minutes` (0: the size's own minutes).
+def choose_size(data_bytes: float, machine: Machine, minutes: float = 0.0, *, num_stacks: int = 1) -> StarterSize:
+    """The largest size that suits the data and that the machine can train in `minutes` (0: the minutes of the data).
+
+    An encoder-decoder has two stacks.
 
     >>> choose_size(1e9, Machine(cores=2, memory_bytes=24e9)).width
     256
@@ -94,40 +127,69 @@ def choose_size(data_bytes: float, machine: Machine, minutes: float = 0.0) -> St
     >>> choose_size(1e9, Machine(cores=16, memory_bytes=80e9, gpu="a GPU")).width
     512
     """
-    suited = next(size for size in SIZES if data_bytes <= size.max_bytes)
-    minutes = minutes or suited.minutes
+    data = find_data_size(data_bytes)
+    minutes = minutes or data.minutes
     flops = machine.flops_per_second * 60 * minutes
-    smaller = SIZES[1 : SIZES.index(suited) + 1]
-    trainable = [one for one in smaller if 6 * one.parameters * MIN_TOKENS_PER_PARAMETER * one.parameters <= flops]
-    chosen = [SIZES[0], *trainable][-1]
-    in_time = flops / (6 * chosen.parameters) / MIN_STEPS
-    in_memory = machine.memory_bytes / 2 / (ACTIVATION_BYTES * chosen.layers * chosen.width)
-    batch_tokens = max(MIN_BATCH_TOKENS, min(chosen.batch_tokens, in_time, in_memory))
-    batch_tokens = 2 ** math.floor(math.log2(batch_tokens))
-    return replace(chosen, batch_tokens=batch_tokens, minutes=minutes, valid_fraction=suited.valid_fraction)
+    shape, parameters = SHAPES[0], SHAPES[0].num_parameters(num_stacks, data.vocab_size)
+    for larger in SHAPES[1:]:
+        count = larger.num_parameters(num_stacks, data.vocab_size)
+        if larger.min_bytes < data_bytes and 6 * count * MIN_TOKENS_PER_PARAMETER[num_stacks] * count <= flops:
+            shape, parameters = larger, count
+    in_time = flops / (6 * parameters) / MIN_STEPS
+    in_memory = machine.memory_bytes / 2 / (ACTIVATION_BYTES * num_stacks * shape.layers * shape.width)
+    most = min(shape.batch_tokens, 4096) if data is DATA_SIZES[0] else shape.batch_tokens
+    batch_tokens = 2 ** math.floor(math.log2(max(MIN_BATCH_TOKENS, min(most, in_time, in_memory))))
+    vocab_size = min(data.vocab_size, shape.vocab_size)
+    return StarterSize(
+        vocab_size, shape.width, shape.layers, data.dropout, batch_tokens, minutes, shape.lr, data.valid_fraction
+    )
+
+
+def find_data_size(data_bytes: float) -> DataSize:
+    """The row of `DATA_SIZES` for this much data."""
+    return next(one for one in DATA_SIZES if data_bytes <= one.max_bytes)
+
+
+def adapt_to_language(size: StarterSize, data_bytes: float) -> StarterSize:
+    """The size for a language model, which memorises little data in more than about ten epochs.
+
+    >>> machine = Machine(cores=2, memory_bytes=24e9)
+    >>> [adapt_to_language(choose_size(one, machine), one).max_epochs for one in (1e6, 1e9)]
+    [10, 0]
+    """
+    return replace(size, max_epochs=10) if find_data_size(data_bytes) is DATA_SIZES[0] else size
+
+
+def adapt_to_pairs(size: StarterSize) -> StarterSize:
+    """The size for an encoder-decoder of texts: it learns with Muon in fewer steps than with AdamW.
+
+    >>> adapt_to_pairs(choose_size(1e6, Machine(cores=2, memory_bytes=24e9))).optimizer
+    'muon'
+    """
+    return replace(size, optimizer="muon", lr=5e-3)
 
 
 def adapt_to_classification(size: StarterSize, data_bytes: float) -> StarterSize:
     """The size for a classifier: labelled data is scarce, so the model is shallow, and its tokens are whole words.
 
     A model soon memorises few labels. So with little data the dropout is high, and the number of epochs is limited to
-    ten, or to the epochs that `MIN_STEPS` steps take.
+    ten, or to the epochs that `MIN_LABEL_STEPS` steps take.
 
     >>> size = choose_size(1e6, Machine(cores=2, memory_bytes=24e9))
     >>> adapt_to_classification(size, 1e6).max_epochs, adapt_to_classification(size, 1e4).max_epochs
     (10, 205)
     """
-    is_little = data_bytes <= SIZES[0].max_bytes
+    is_little = find_data_size(data_bytes) is DATA_SIZES[0]
     epoch_steps = data_bytes / BYTES_PER_TOKEN / CLASSIFIER_BATCH_TOKENS
     return replace(
         size,
         vocab_size=max(size.vocab_size, 16_000),
         width=max(size.width, 256),
-        layers=size.layers // 2,
+        layers=1 if is_little else max(1, size.layers // 2),
         dropout=0.4 if is_little else 0.3,
         batch_tokens=CLASSIFIER_BATCH_TOKENS,
         lr=1e-3,
-        max_epochs=max(10, math.ceil(MIN_STEPS / max(epoch_steps, 1))),
+        max_epochs=max(10, math.ceil(MIN_LABEL_STEPS / max(epoch_steps, 1))),
         ema_decay=0.99,
     )
 
@@ -147,7 +209,7 @@ def adapt_to_words(size: StarterSize, data_bytes: float) -> StarterSize:
         dropout=0.4,
         batch_tokens=TAGGER_BATCH_TOKENS,
         lr=2e-3,
-        max_epochs=max(30, math.ceil(MIN_STEPS / max(epoch_steps, 1e-9))),
+        max_epochs=max(30, math.ceil(MIN_LABEL_STEPS / max(epoch_steps, 1e-9))),
         ema_decay=0.99,
     )
 
@@ -187,5 +249,5 @@ def choose_fine_tuning(
     tokens_per_epoch = data_bytes / BYTES_PER_TOKEN
     flops_per_epoch = 6 * 12 * layers * width**2 * tokens_per_epoch
     is_short = bool(minutes) and machine.flops_per_second * 60 * minutes < 3 * flops_per_epoch
-    epochs = 5 if data_bytes <= SIZES[0].max_bytes else 3 if data_bytes <= SIZES[1].max_bytes else 1
+    epochs = dict(zip(DATA_SIZES, (5, 3, 1), strict=True))[find_data_size(data_bytes)]
     return FineTuning(4096 if machine.gpu else 1024, lr, epochs, layers // 2 if is_short else 0)
