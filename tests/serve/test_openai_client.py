@@ -101,6 +101,20 @@ def test_a_chat_is_what_chat_returns(client: openai.OpenAI, running: Any) -> Non
     assert chunks[-1].usage.completion_tokens == len(expected.ids)
 
 
+def test_fields_that_cannot_change_an_answer_are_accepted(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"model": "chat", "messages": HELLO, "temperature": 0, "max_tokens": 12}
+    plain = client.chat.completions.create(**options)
+    harmless: dict[str, Any] = {"store": False, "metadata": {"a": "b"}, "service_tier": "auto", "user": "me"}
+    harmless |= {"modalities": ["text"], "reasoning_effort": "low", "verbosity": "low", "prompt_cache_key": "k"}
+    harmless |= {"parallel_tool_calls": True, "tools": [], "tool_choice": "none", "safety_identifier": "x"}
+    harmless["prediction"] = {"type": "content", "content": "hello"}
+    answer = client.chat.completions.create(**options, **harmless)
+    assert answer.choices[0].message == plain.choices[0].message
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    with pytest.raises(openai.BadRequestError, match="tools"):
+        client.chat.completions.create(**options, tools=[tool])
+
+
 def test_a_model_without_a_template_can_chat_plainly(client: openai.OpenAI, running: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="no chat template"):
         client.chat.completions.create(model="text", messages=HELLO)
@@ -145,6 +159,11 @@ def test_embeddings_as_numbers_and_as_base64(client: openai.OpenAI, running: Any
         if form == "base64":
             vectors = [np.frombuffer(b64decode(str(one)), "<f4").tolist() for one in vectors]
         assert np.allclose(vectors, expected, atol=1e-6)
+    short = client.embeddings.create(model="classes", input="a fox", dimensions=4, extra_body={"pooling": "mean"})
+    first = expected[0][:4] / np.linalg.norm(expected[0][:4])
+    assert np.allclose(short.data[0].embedding, first, atol=1e-6)
+    with pytest.raises(openai.BadRequestError, match="dimensions = 9,999: the vectors of this model have"):
+        client.embeddings.create(model="classes", input="a fox", dimensions=9999, extra_body={"pooling": "mean"})
 
 
 def test_errors_are_those_of_the_client(client: openai.OpenAI) -> None:

@@ -1,7 +1,7 @@
 """The request and the answer of /v1/chat/completions."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from qkv.serve.routes.choices import StopReason, Usage
 from qkv.serve.routes.generation_body import MAX_LOGPROBS, GenerationBody
@@ -35,6 +35,13 @@ class ChatBody(GenerationBody):
     max_completion_tokens: Annotated[int, Limits(1, 2**31), "Another name of `max_tokens`."] | None = None
     logprobs: Annotated[bool, "Whether to report the log-probability of each token."] = False
     top_logprobs: Annotated[int, Limits(0, MAX_LOGPROBS), "The number of alternatives to report."] = 0
+    modalities: Annotated[list[Literal["text"]], "Text is the only one."] | None = None
+    reasoning_effort: Annotated[str, "Accepted, without effect."] | None = None
+    verbosity: Annotated[str, "Accepted, without effect."] | None = None
+    prediction: Annotated[dict[str, Any], "Accepted, without effect: a guess of the reply, to save time."] | None = None
+    parallel_tool_calls: Annotated[bool, "Accepted, without effect: there are no tools."] | None = None
+    tools: Annotated[list[Any], Limits(0, 0), "Only an empty list: tools are not supported."] | None = None
+    tool_choice: Annotated[Literal["none", "auto"], "Accepted, without effect: there are no tools."] | None = None
     template: (
         Annotated[Literal["plain"], 'For a model without a chat template: "User: …" and "Assistant: …".'] | None
     ) = None

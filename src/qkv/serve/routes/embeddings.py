@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from qkv.api import Model
+from qkv.serve.http.api_error import ApiError
 from qkv.serve.http.endpoint import Call, Endpoint
 from qkv.serve.routes.generation_body import ModelName
 from qkv.serve.routes.task_routes import check_count
@@ -22,6 +23,10 @@ class EmbeddingBody:
     encoding_format: Annotated[Literal["float", "base64"], "base64 is of float32 numbers, little-endian."] = "float"
     pooling: Annotated[Literal["first", "last", "mean"], "For a model without an embedding head."] | None = None
     too_long: Annotated[Literal["error", "truncate"], "What happens to a text that is too long."] = "error"
+    dimensions: (
+        Annotated[int, Limits(1, 2**20), "The vectors are cut to this number of components, and normalised again."]
+        | None
+    ) = None
     user: Annotated[str, "Accepted, without effect."] | None = None
 
 
@@ -64,9 +69,9 @@ async def embed(call: Call) -> EmbeddingAnswer:
             return embed_and_count(served.model, several, body.pooling, body.too_long)
 
         results = await served.batcher.map(run, texts, key=("embed", body.pooling, body.too_long))
+    vectors = [shorten_vector(vector, body.dimensions) for vector, _ in results]
     data = [
-        EmbeddingVector("embedding", i, encode_vector(vector, body.encoding_format))
-        for i, (vector, _) in enumerate(results)
+        EmbeddingVector("embedding", i, encode_vector(vector, body.encoding_format)) for i, vector in enumerate(vectors)
     ]
     num_tokens = sum(count for _, count in results)
     call.request.state.model, call.request.state.prompt_tokens = served.name, num_tokens
@@ -82,6 +87,21 @@ def embed_and_count(
     assert model.tokenizer is not None
     counts = map(len, model.tokenizer.encode_batch(texts, add_special_tokens=True))
     return list(zip(vectors, counts, strict=True))
+
+
+def shorten_vector(vector: np.ndarray[Any, Any], dimensions: int | None) -> np.ndarray[Any, Any]:
+    """The first components of a vector, with length 1; the whole vector without `dimensions`.
+
+    >>> shorten_vector(np.array([3.0, 4.0, 5.0]), 2)
+    array([0.6, 0.8])
+    """
+    if dimensions is None or dimensions == len(vector):
+        return vector
+    if dimensions > len(vector):
+        problem = f"dimensions = {dimensions:,}: the vectors of this model have {len(vector):,} components; give fewer"
+        raise ApiError(400, problem, param="dimensions")
+    shorter = vector[:dimensions]
+    return shorter / max(float(np.linalg.norm(shorter)), 1e-12)
 
 
 def encode_vector(vector: np.ndarray[Any, Any], encoding: str) -> list[float] | str:

@@ -66,6 +66,9 @@ class GenerationBody:
     user: Annotated[str, "Accepted, without effect."] | None = None
     store: Annotated[bool, "Accepted, without effect."] | None = None
     metadata: Annotated[dict[str, str], "Accepted, without effect."] | None = None
+    service_tier: Annotated[str, "Accepted, without effect."] | None = None
+    safety_identifier: Annotated[str, "Accepted, without effect."] | None = None
+    prompt_cache_key: Annotated[str, "Accepted, without effect."] | None = None
     # What OpenAI's API does not have
     top_k: Annotated[int, Limits(0, 2**31), "Sample from this number of most probable tokens; 0: from all."] = 0
     min_p: Annotated[float, Limits(0, 1), "The least fraction of the largest probability."] = 0.0
