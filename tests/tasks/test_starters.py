@@ -542,3 +542,21 @@ def test_a_summariser_is_judged_by_rouge(monkeypatch: pytest.MonkeyPatch) -> Non
     (line,) = (line for line in starter_recipe("summarise").splitlines() if "rougeL" in line)
     assert line.startswith("#")
     assert "qkv[rouge]" in line
+
+
+def test_fine_tuning_says_what_its_minutes_buy(folder: Path, trained: str) -> None:
+    """A passage counts for each question about it. Answers need more than an epoch; labels do not."""
+    file, notes = str(folder / KINDS["question_answering"]), list[str]()
+    starter_recipe("answer", [file], base_model=trained, minutes=1e-6, machine=LAPTOP, notes=notes)
+    starter_recipe("answer", [file], base_model=trained, minutes=1e3, machine=LAPTOP, notes=notes)
+    starter_recipe(
+        "classify",
+        [str(folder / KINDS["classification"])],
+        base_model=trained,
+        minutes=1e-6,
+        machine=LAPTOP,
+        notes=notes,
+    )
+    assert "the task needs about 2: --minutes 1" in notes[0]
+    assert "epochs on this machine" in notes[1]
+    assert not any("needs" in note for note in notes[1:])

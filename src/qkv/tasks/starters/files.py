@@ -21,6 +21,8 @@ from qkv.errors import UsageError, shorten, suggest_name
 from qkv.tasks.prepare.columns import check_columns, check_num_classes, field_names, find_modality, match_columns
 from qkv.tasks.prepare.guess_columns import AmbiguousColumns, find_readings, left_out
 from qkv.tasks.prepare.sources import find_unseen_label, open_files, open_source, pair_text_files, sample_records
+from qkv.tasks.prepare.tokenizer import estimate_chars
+from qkv.tasks.starters.sizes import BYTES_PER_TOKEN
 from qkv.tasks.table import TASKS
 from qkv.train.recipe.schema import DataSection, ObjectiveSection, Recipe
 
@@ -208,6 +210,14 @@ def check_texts(kind: str, summary: FileSummary) -> None:
                     f"{first[0].location}: the {name} is {shorten(repr(values[0]), 60)} ({type(values[0]).__name__}), "
                     f"but {kind} reads texts; write a text there, or choose another column: --columns {name}=COLUMN"
                 )
+
+
+def count_tokens(kind: str, summary: FileSummary) -> float:
+    """About the tokens of an epoch. A passage counts for each question about it, however often the files have it."""
+    section = replace(summary.reading, columns=summary.columns or {})
+    recipe = Recipe(data=section, objective=ObjectiveSection(kind=kind))
+    chars = estimate_chars(open_source(recipe, section, summary.files["train"], "train")) if summary.is_given else 0.0
+    return (chars or summary.bytes) / BYTES_PER_TOKEN
 
 
 def add_splits(kind: str, summary: FileSummary, splits: Mapping[str, Sequence[str] | Mapping[str, str]]) -> FileSummary:

@@ -18,6 +18,7 @@ from qkv.tasks.starters.files import (
     add_splits,
     check_classes,
     check_texts,
+    count_tokens,
     find_out_of_scope,
     inspect_files,
 )
@@ -119,7 +120,7 @@ def starter_recipe(
         modules = [plugin.module for plugin in plugins]
         sections[""].append(("plugins", modules, "modules that register the task and its objective"))
     if base_model:
-        model, train = _fine_tuning_lines(starter, base_model, summary, machine, minutes)
+        model, train = _fine_tuning_lines(starter, base_model, summary, machine, minutes, notes)
     else:
         sections["tokenizer"] = _tokenizer_lines(starter, summary, size)
         model, train = _model_lines(starter, size, shape), _train_lines(starter, size)
@@ -264,12 +265,20 @@ def _metric_lines(starter: Starter) -> list[RecipeLine]:
 
 
 def _fine_tuning_lines(
-    starter: Starter, base_model: str, summary: FileSummary, machine: Machine, minutes: float
+    starter: Starter,
+    base_model: str,
+    summary: FileSummary,
+    machine: Machine,
+    minutes: float,
+    notes: list[str] | None,
 ) -> tuple[list[RecipeLine], list[RecipeLine]]:
     """The keys of [model] and [train] for fine-tuning."""
     config = load_model(base_model, device="meta").config
     stack = config.stack
-    chosen = choose_fine_tuning(stack.width, stack.layers, summary.bytes, machine, minutes)
+    tokens = count_tokens(starter.objective, summary)
+    chosen = choose_fine_tuning(stack.width, stack.layers, tokens, machine, minutes)
+    if notes is not None and summary.is_given:
+        notes.append(chosen.describe_budget(minutes, starter.min_epochs))
     model: list[RecipeLine] = [("from", base_model, "the model to fine-tune; its shape and tokenizer are used")]
     if chosen.frozen_layers and config.family != "seq2seq":
         name = "layers" if config.is_recurrent else "blocks"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from qkv.errors import count_nouns
 from qkv.models.bfloat16 import has_bfloat16_instructions
 
 CORE_FLOPS = {"float32": 6e10, "bfloat16": 1.4e11}
@@ -231,23 +232,38 @@ class FineTuning:
     lr: float
     epochs: int
     frozen_layers: int  # the lower layers that are not trained, because the time is short
+    epoch_minutes: float  # an estimate of the time that an epoch with all layers takes
+
+    def describe_budget(self, minutes: float, min_epochs: float = 0.0) -> str:
+        """What a budget buys on this machine, and whether a task needs more epochs.
+
+        >>> tuning = FineTuning(1024, 3e-4, epochs=3, frozen_layers=0, epoch_minutes=8.0)
+        >>> tuning.describe_budget(3, min_epochs=2)
+        '3 minutes are about 0.38 epochs on this machine, but the task needs about 2: --minutes 16'
+        >>> tuning.describe_budget(0)
+        '3 epochs take about 24 minutes on this machine (another time: --minutes)'
+        """
+        if not minutes:
+            taken = f"{self.epochs * self.epoch_minutes:.2g} minutes"
+            return f"{count_nouns(self.epochs, 'epoch')} take about {taken} on this machine (another time: --minutes)"
+        epochs = minutes / self.epoch_minutes
+        bought = f"{minutes:g} minutes are about {epochs:.2g} epochs on this machine"
+        needed = f", but the task needs about {min_epochs:g}: --minutes {math.ceil(min_epochs * self.epoch_minutes)}"
+        return bought + (needed if epochs < min_epochs else "")
 
 
-def choose_fine_tuning(
-    width: int, layers: int, data_bytes: float, machine: Machine, minutes: float = 0.0
-) -> FineTuning:
-    """Settings that suit a model of this width and depth, the data, and the time in `minutes` (0: no limit).
+def choose_fine_tuning(width: int, layers: int, tokens: float, machine: Machine, minutes: float = 0.0) -> FineTuning:
+    """Settings that suit a model of this width and depth, the tokens of an epoch, and the `minutes` (0: no limit).
 
     If the time does not suffice for three epochs with all layers, the lower half of the layers is frozen: an epoch then
     takes little more than half of the time.
 
     >>> machine = Machine(cores=2, memory_bytes=24e9)
-    >>> choose_fine_tuning(384, 6, 1e6, machine), choose_fine_tuning(384, 6, 1e6, machine, minutes=1).frozen_layers
-    (FineTuning(batch_tokens=1024, lr=0.0003, epochs=5, frozen_layers=0), 3)
+    >>> [choose_fine_tuning(384, 6, 2.5e5, machine, minutes).frozen_layers for minutes in (0, 0.5, 60)]
+    [0, 3, 0]
     """
     lr = 3e-4 if width < 512 else 5e-5 if width < 1024 else 2e-5
-    tokens_per_epoch = data_bytes / BYTES_PER_TOKEN
-    flops_per_epoch = 6 * 12 * layers * width**2 * tokens_per_epoch
-    is_short = bool(minutes) and machine.flops_per_second * 60 * minutes < 3 * flops_per_epoch
-    epochs = dict(zip(DATA_SIZES, (5, 3, 1), strict=True))[find_data_size(data_bytes)]
-    return FineTuning(4096 if machine.gpu else 1024, lr, epochs, layers // 2 if is_short else 0)
+    epoch_seconds = 6 * 12 * layers * width**2 * tokens / machine.flops_per_second
+    is_short = bool(minutes) and 60 * minutes < 3 * epoch_seconds
+    epochs = dict(zip(DATA_SIZES, (5, 3, 1), strict=True))[find_data_size(tokens * BYTES_PER_TOKEN)]
+    return FineTuning(4096 if machine.gpu else 1024, lr, epochs, layers // 2 if is_short else 0, epoch_seconds / 60)

@@ -304,6 +304,7 @@ class AnswerTask(RecordTask):
         384,
         pretrained=BERT_CHECKPOINT,
         exportable_preset="bert-base",
+        min_epochs=2.0,
         objective_lines=(("overlap", 128, "tokens that consecutive windows of a long passage share"),),
     )
     example_data = (
