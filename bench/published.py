@@ -29,7 +29,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-SHARED_MODULES = ("__init__", "frame", "encoders")
+SHARED_MODULES = ("__init__", "frame", "encoders", "protein_clusters")
 
 
 def list_modules() -> list[str]:

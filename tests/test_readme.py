@@ -24,6 +24,7 @@ import qkv
 from qkv import cli
 from qkv.data.builtin import find_dataset
 from qkv.decode import GenerationOptions
+from qkv.models.tables.presets import find_preset
 from qkv.search.evaluate import DEFAULT_METRICS
 from qkv.tasks.starters.sizes import SIZES
 from qkv.tasks.table import TASKS as TASK_TABLE
@@ -33,7 +34,23 @@ from qkv.train.recipe.toml import format_value
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/training.md", "docs/decoding.md", "docs/inside.md")
 # In this order: the page about embedding uses a model of the page about masked words.
-TASKS = ("translate", "summarise", "classify", "tag", "answer", "fill", "complete", "chat", "embed", "search", "report")
+TASKS = (
+    *("translate", "summarise", "classify", "tag", "answer", "fill", "complete", "chat", "embed", "search", "report"),
+    "proteins",
+)
+    "translate",
+    "summarise",
+    "classify",
+    "tag",
+    "answer",
+    "fill",
+    "complete",
+    "chat",
+    "embed",
+    "search",
+    "report",
+    "proteins",
+)
 IMAGE_TASKS = ("describe", "ask")  # their examples need Pillow
 SHORT_TRAINING = "train.steps=1 train.minutes=0 train.eval_examples=4 model.layers=1"
 SHORT_DATES = "train.steps=8 data.epoch_examples=600 train.eval_examples=4 data.cache_dir=cache"
@@ -76,6 +93,8 @@ def write_task_files(folder: Path) -> None:
         "mails.txt": "The meeting is on Monday.\n" + "Bring the plan. " * 300 + "\n",
         "chats.jsonl": "".join(json.dumps({"messages": chat}) + "\n" for chat in chats),
         "notes.txt": "\n".join(passages),
+        "peptides.csv": "sequence,label\n"
+        + "".join(f"{'GLLDTFKNLALNAAKSAGVSV'[i % 9 :]}{'KR' if i % 2 else 'DE'},{i % 2}\n" for i in range(60)),
         "judged.tsv": "query\tdocument\trelevance\nWhere does Anna live?\tnotes.txt\t1\n",
     }
     for name, text in files.items():
@@ -109,6 +128,9 @@ def test_examples_of_tasks_run(tmp_path: Path) -> None:
     assert {*TASKS, *IMAGE_TASKS, "README"} == pages
     write_task_files(tmp_path)
     chat_model().save(tmp_path / "models/smollm2")
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    esm = qkv.new(find_preset("esm2-8m", **small), tokenizer=qkv.Tokenizer.for_proteins())
+    esm.export(tmp_path / "downloaded/esm2")
     for page in (*(f"docs/tasks/{name}.md" for name in TASKS), "docs/evaluation.md"):
         blocks = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
         shortened = [(kind, re.sub(r"train\.minutes=[0-9]+", SHORT_TRAINING, text)) for kind, text in blocks]

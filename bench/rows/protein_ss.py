@@ -33,7 +33,7 @@ position = "t5"
 kind = "tagging"
 
 [train]
-epochs = 40
+epochs = 20
 batch_tokens = 4096
 lr = 1e-3
 ema_decay = 0.99

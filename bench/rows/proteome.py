@@ -11,6 +11,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from qkv.data.records import FileLocation, Record
+from qkv.tasks.evaluate import evaluate
 from rows import encoders, frame, protein_clusters
 
 RECIPE = """
@@ -57,7 +59,8 @@ def run(data: Path, out: Path, seed: int, quick: bool) -> dict[str, Any]:
     model = trained.load()
     for one in parts["valid"]:
         unigram = [-math.log(residues.get(residue, 1) / total) for residue in one["text"]]
-        found = model.evaluate([one]).metrics
+        record = Record(one, FileLocation("valid"))
+        found = evaluate(model.network, model.tokenizer, model.config, [record], max_samples=0).metrics
         lines.append({"residues": len(one["text"]), "loss": found["loss"], "unigram": sum(unigram)})
     frame.write_jsonl(out / "predictions.jsonl", lines)
     return {**trained.to_dict(), "clusters": len(set(clusters)), "largest cluster": max(Counter(clusters).values())}

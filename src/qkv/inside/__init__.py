@@ -11,6 +11,7 @@
     neurons/     the top examples of a unit, and the tokens that it promotes
     autoencoder/ sparse autoencoders of the activations of a site
     facts/       find a fact in an MLP, and edit it
+    substitutions  the scores of all single substitutions of a protein
     doctor/      the checks of `qkv doctor`                    look/        the page of `qkv look`
 
 The sites have the names of `qkv.blocks.tap`. Recording leaves the fast attention kernels on.
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
         token_logprob,
     )
     from qkv.inside.sites import list_sites
+    from qkv.inside.substitutions import Substitutions, score_substitutions
     from qkv.inside.tokens import TokenList
     from qkv.inside.trace import Trace
     from qkv.inside.trace_files import read_traces, write_traces
@@ -73,6 +75,7 @@ else:
             "neurons": "UnitExamples VocabularyEffect direction_effect top_examples vocabulary_effect",
             "patching": "PatchingResult activation_patching attribution_patching logit_difference token_logprob",
             "sites": "list_sites",
+            "substitutions": "Substitutions score_substitutions",
             "tokens": "TokenList",
             "trace": "Trace",
             "trace_files": "read_traces write_traces",
@@ -99,6 +102,7 @@ __all__ = [
     "PatchingResult",
     "Rollout",
     "SparseAutoencoder",
+    "Substitutions",
     "TokenList",
     "Trace",
     "TunedLens",
@@ -127,6 +131,7 @@ __all__ = [
     "read_traces",
     "resample_ablate",
     "rollout",
+    "score_substitutions",
     "steer",
     "summarise_features",
     "token_logprob",

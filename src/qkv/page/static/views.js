@@ -7,6 +7,7 @@ import {lensView} from "./view_lens.js";
 import {maskView} from "./view_mask.js";
 import {neuronsView} from "./view_neurons.js";
 import {searchView} from "./view_search.js";
+import {substitutionsView} from "./view_substitutions.js";
 import {tokensView} from "./view_tokens.js";
 
 export const VIEWS = [
@@ -39,5 +40,12 @@ export const VIEWS = [
     neuronsView,
   ],
   ["search", "Beam search", "Every continuation that the search considered, with its log-probability.", searchView],
+  [
+    "substitutions",
+    "Substitutions",
+    "The score of every amino acid at every residue: the log-probability when the residue is masked, minus that of the " +
+      "residue that is there.",
+    substitutionsView,
+  ],
   ["mask", "Mask", "Which keys each query may attend to, and the reason where it may not.", maskView],
 ];

@@ -11,8 +11,10 @@ from qkv.errors import UsageError
 from qkv.inside.look.document import LookOptions, document_sites, make_document, make_mask_document
 from qkv.inside.look.page import Look
 from qkv.inside.look.search import describe_search
+from qkv.inside.substitutions import score_substitutions
 from qkv.models import Config, Network
 from qkv.models.runtime import eval_mode
+from qkv.page import pack_signed
 from qkv.tasks.run.generate import limit_new_tokens, prompt_ids
 from qkv.tasks.run.trace import Text, encode_text, trace_text
 from qkv.tasks.text_model import require_tokenizer
@@ -43,6 +45,8 @@ def look_at_text(
     notes = [*list_unknown_tokens(tokenizer, ids), *list_unread_masks(tokenizer, text, ids)]
     options = replace(options, notes=(*options.notes, *notes))
     parts = {}
+    if tokenizer is not None and tokenizer.reads_residues and config.head.kind == "mlm" and isinstance(text, str):
+        parts["substitutions"] = describe_substitutions(network, tokenizer, text)
     if search is not None:
         stack = config.stack
         num_prompt = 1 if config.family == "seq2seq" else len(ids)
@@ -52,6 +56,17 @@ def look_at_text(
         else:
             parts["search"] = search_from(network, tokenizer, ids, search, num_prompt)
     return Look(make_document(network, trace, tokenizer, options, parts, token_type_ids))
+
+
+def describe_substitutions(network: Network, tokenizer: Tokenizer, text: str) -> dict[str, Any]:
+    """The scores of all single substitutions of a protein, as the page draws them: amino acids in rows."""
+    found = score_substitutions(network, tokenizer, text)
+    return {
+        "sequence": found.sequence,
+        "amino_acids": found.amino_acids,
+        "scores": pack_signed(found.scores.T.numpy()),
+        "pseudo_perplexity": round(found.pseudo_perplexity, 4),
+    }
 
 
 def list_unknown_tokens(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
