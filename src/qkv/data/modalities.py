@@ -13,7 +13,6 @@ from typing import Any, Literal
 from qkv.data.labels import LABEL_TYPES, label_text
 from qkv.data.payloads import PayloadFormat
 from qkv.data.problems import InvalidRecord, Problems
-from qkv.data.proteins import load_sequence, split_residues
 from qkv.data.records import FileLocation, Record
 from qkv.errors import suggest_name
 from qkv.tables import OpenTable
@@ -41,6 +40,23 @@ class Modality:
     # a text in a file → the text that the model reads; it notes what it changes, and raises `InvalidRecord`
     load: Callable[[str, Problems, FileLocation], str] | None = None
     split: Callable[[str], list[str]] = str.split  # a text → the entries that have a tag each
+
+
+def load_protein(text: str, problems: Problems, location: FileLocation) -> str:
+    """The residues of a text (`qkv.data.proteins`)."""
+    from qkv.data.proteins import load_sequence
+
+    return load_sequence(text, problems, location)
+
+
+def split_letters(text: str) -> list[str]:
+    """The residues of a text, or the labels of residues: its characters, or the words between spaces.
+
+    >>> split_letters("MKT"), split_letters("H H E ")
+    (['M', 'K', 'T'], ['H', 'H', 'E'])
+    """
+    words = text.split()
+    return list(text.strip()) if len(words) == 1 else words
 
 
 def must_be(expected: str, value: Any) -> str:
@@ -110,7 +126,7 @@ MODALITIES = OpenTable[Modality](
     "modality",
     {
         "text": Modality(check_text, str),
-        "protein": Modality(check_text, str, load=load_sequence, split=split_residues),
+        "protein": Modality(check_text, str, load=load_protein, split=split_letters),
         "texts": Modality(check_list(check_text, "texts"), "\n".join),
         "words": Modality(check_list(lambda word: "", "words"), lambda words: " ".join(map(str, words))),
         "label": Modality(check_label, label_text),

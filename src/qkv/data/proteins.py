@@ -41,13 +41,3 @@ def describe_wrong(residue: str, position: int) -> tuple[str, str]:
     if residue == "*":
         return f"a stop (*) at residue {position}, before the end of the sequence", "stop inside a sequence"
     return f"{residue!r} at residue {position} is not the letter of a residue", "not a residue"
-
-
-def split_residues(text: str) -> list[str]:
-    """The entries of a text of residues, or of one label for each residue: characters, or words between spaces.
-
-    >>> split_residues("MKT"), split_residues("H H E ")
-    (['M', 'K', 'T'], ['H', 'H', 'E'])
-    """
-    words = text.split()
-    return list(text.strip()) if len(words) == 1 else words

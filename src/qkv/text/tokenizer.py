@@ -19,7 +19,6 @@ from qkv.errors import QkvError, UsageError, shorten
 from qkv.files import write_atomically
 from qkv.progress import OnProgress
 from qkv.text.formats.folder import CONFIG_FILE, TOKENIZER_FILE, TokenizerFiles, load_tokenizer_files
-from qkv.text.residues import is_residue_vocabulary
 from qkv.text.special_tokens import SpecialTokens, find_special_tokens, make_literal_backend, special_tokens_config
 from qkv.text.stream_decoder import StreamDecoder, StreamPlan
 from qkv.text.training_text import check_text
@@ -206,6 +205,8 @@ class Tokenizer:
     @cached_property
     def reads_residues(self) -> bool:
         """Whether each token is a residue of a protein."""
+        from qkv.text.residues import is_residue_vocabulary
+
         return is_residue_vocabulary(self.backend.get_vocab(with_added_tokens=True))
 
     def id_to_token(self, token_id: int) -> str | None:
