@@ -5,6 +5,7 @@ cursor or hide what was printed before. `protect_terminal` makes them visible in
 `NoColorConsole` in all output of rich.
 """
 
+import io
 import os
 import sys
 from collections.abc import Iterable
@@ -48,9 +49,14 @@ class TerminalStream:
 
 
 def protect_terminal() -> None:
-    """Make the control characters visible in everything that this process prints to a terminal."""
+    """Make the control characters visible in everything that this process prints to a terminal.
+
+    Where the output is not UTF-8, characters that its encoding does not have are written as \\u2026, as on stderr.
+    """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and (stream.errors == "strict" or stream.encoding.lower() != "utf-8"):
+            stream.reconfigure(errors="backslashreplace")
         if stream is not None and stream.isatty() and not isinstance(stream, TerminalStream):
             setattr(sys, name, TerminalStream(stream))
 

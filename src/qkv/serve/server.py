@@ -19,6 +19,7 @@ from starlette.applications import Starlette
 from qkv.errors import QkvError, UsageError
 from qkv.serve.app import make_app
 from qkv.serve.http.connection import make_protocol
+from qkv.serve.http.open_files import MAX_BACKLOG, fit_to_open_files
 from qkv.serve.http.request_log import RedactingHandler
 from qkv.serve.settings import LOCAL_HOSTS, ServeSettings
 from qkv.serve.studio.options import StudioOptions
@@ -87,15 +88,18 @@ def run_server(
         if settings.allowed_hosts == LOCAL_HOSTS:
             settings = replace(settings, allowed_hosts=("*",))
     prepare_interpreter()
+    settings, backlog, note = fit_to_open_files(settings)
     app = make_app(sources, settings)
     app.state.studio = studio or app.state.studio
     for name in sources:
         app.state.server.pool.load(name)
-    config = make_config(app, settings, host, port)
+    config = make_config(app, settings, host, port, backlog)
     server = DrainingServer(config, app, announce)
     logger = logging.getLogger("qkv")
     logger.addHandler(RedactingHandler(app.state.server.log, settings.log_texts))
     logger.propagate = False
+    if note:
+        app.state.server.log.write("fewer_connections", reason=note)
     try:
         server.run()
     except SystemExit as stop:  # uvicorn's way to say that the port is in use
@@ -112,13 +116,16 @@ def prepare_interpreter() -> None:
     gc.freeze()
 
 
-def make_config(app: Starlette, settings: ServeSettings, host: str, port: int) -> uvicorn.Config:
+def make_config(
+    app: Starlette, settings: ServeSettings, host: str, port: int, backlog: int = MAX_BACKLOG
+) -> uvicorn.Config:
     """How uvicorn runs an application."""
     return uvicorn.Config(
         app,
         host=host,
         port=port,
         http=make_protocol(settings),
+        backlog=backlog,
         ws="none",
         lifespan="on",
         log_config=None,

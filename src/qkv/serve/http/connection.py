@@ -13,7 +13,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from qkv.serve.http.api_error import ApiError
 from qkv.serve.settings import ServeSettings
 
-REASONS = {408: "Request Timeout", 429: "Too Many Requests"}
+REASONS = {408: "Request Timeout", 429: "Too Many Requests", 503: "Service Unavailable"}
 
 
 def make_protocol(settings: ServeSettings) -> type[asyncio.Protocol]:
@@ -32,7 +32,10 @@ def make_protocol(settings: ServeSettings) -> type[asyncio.Protocol]:
             super().connection_made(transport)
             self.address = self.client[0] if self.client else "unknown"
             num_connections[self.address] += 1
-            if num_connections[self.address] > settings.max_connections_per_address:
+            if num_connections.total() > settings.max_connections:
+                message = f"the server has max_connections = {settings.max_connections:,} connections; try again later"
+                self.refuse(ApiError(503, message, retry_after=1))
+            elif num_connections[self.address] > settings.max_connections_per_address:
                 limit = settings.max_connections_per_address
                 message = f"this address has more than max_connections_per_address = {limit:,} connections; close some"
                 self.refuse(ApiError(429, message, retry_after=1))

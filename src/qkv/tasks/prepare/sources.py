@@ -319,11 +319,15 @@ def cache_root(data: DataSection) -> Path:
     given = data.cache_dir or os.environ.get("QKV_CACHE")
     if given:
         return to_path(given)
-    if sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache")
-    return base / "qkv"
+    is_mac = sys.platform == "darwin"
+    if not is_mac and (base := os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")):
+        return Path(base) / "qkv"
+    try:
+        return Path.home() / ("Library/Caches" if is_mac else ".cache") / "qkv"
+    except RuntimeError:  # neither $HOME nor an entry of the user, as in some containers
+        raise UsageError(
+            "there is no home folder for the cache of tokenised data; set $HOME, $QKV_CACHE or data.cache_dir"
+        ) from None
 
 
 def check_cache_folder(root: Path) -> None:
