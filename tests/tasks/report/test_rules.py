@@ -184,6 +184,21 @@ def test_at_most_half_of_the_evaluation_data_is_to_be_removed() -> None:
     assert advice.overrides == ("data.valid=", "data.valid_fraction=0.1")
 
 
+def test_leaks_that_change_nothing_need_no_work() -> None:
+    found = {"leakage": leaks(0, 9, 100), "test_leakage": leaks(0, 9, 100)}
+    assert names(**found) == ["leakage", "test_leakage"]
+    value = make_run().score.model.value  # type: ignore[union-attr]
+    assert names(**found, score_without_leaks=value - 0.02) == ["leakage", "test_leakage"]
+    assert names(**found, score_without_leaks=value - 0.002) == []
+
+
+def test_a_new_model_that_is_near_its_baseline_should_be_fine_tuned() -> None:
+    assert names(score=with_scores(0.901, 0.895, 0.92)) == ["pretrained"]
+    assert names(score=with_scores(0.9, 0.8, 0.92)) == []
+    base = replace(RECIPE, model=ModelSection(from_="a"))
+    assert "pretrained" not in names(score=with_scores(0.901, 0.895, 0.92), recipe=base), "it was"
+
+
 def test_a_run_that_has_not_finished_is_resumed_before_it_is_compared_or_trained_longer() -> None:
     for changes in ({"fit": IMPROVING}, {"score": with_scores(0.58, 0.9, 0.6)}, {"full_epochs": 0}):
         (advice,) = give_advice(make_run(is_finished=False, **changes))

@@ -59,7 +59,7 @@ def report_errors(predictions: ScoredPredictions) -> ErrorReport:
     is_close = sum(predictions.scores) >= sum(others) - SLACK * len(others)
     return ErrorReport(
         num_wrong=len(wrong),
-        worst=list_records(predictions, worst),
+        worst=list_records(predictions, [i for i in worst if i not in sure[:MAX_LISTED]]),  # no record is listed twice
         surest=list_records(predictions, sure),
         suspects=list_records(predictions, suspects),
         num_suspects=len(suspects),

@@ -12,7 +12,7 @@ from qkv.tasks.report.learning_curve import LearningCurve
 from qkv.tasks.report.score import to_points
 
 MIN_LEAKS, LEAK_FRACTION, LEAK_POINTS = 3, 0.05, 1.0
-"""Leaks matter if they are this fraction of the records, or if they change the score by this many points."""
+"""Leaks matter if they change the score by this many points or, if that is not known, if they are this fraction."""
 MAX_REMOVED = 0.5  # of the evaluation records; if more are leaks, the texts look alike
 MIN_CONFLICTS, CONFLICT_FRACTION = 3, 0.01
 UNUSABLE_FRACTION = 0.01
@@ -30,15 +30,15 @@ def advise_leakage(run: RunDiagnostics) -> Advice | None:
     found = run.leakage
     if found is None or len(found.leaks) < MIN_LEAKS:
         return None
-    without, change = "", 0.0
+    without, change = "", leak_points(run)
     if run.score is not None and run.score_without_leaks is not None:
         metric = run.score.metric
-        change = to_points(metric, run.score.model.value - run.score_without_leaks)
         without = (
             f" Without them, {name_metric(metric)} is {format_score(metric, run.score_without_leaks)} instead of "
             f"{format_score(metric, run.score.model.value)}."
         )
-    if found.fraction < LEAK_FRACTION and abs(change) < LEAK_POINTS:
+    is_known = run.score_without_leaks is not None and found.fraction <= MAX_REMOVED
+    if abs(change) < LEAK_POINTS and (is_known or found.fraction < LEAK_FRACTION):
         return None
     reason = describe_leaks(found, "evaluation") + without
     if run.recipe.data.valid and 2 * found.num_exact >= len(found.leaks):
@@ -60,14 +60,23 @@ def advise_leakage(run: RunDiagnostics) -> Advice | None:
     )
 
 
+def leak_points(run: RunDiagnostics) -> float:
+    """The points by which leaks raise the score; 0 if this was not measured."""
+    if run.score is None or run.score_without_leaks is None:
+        return 0.0
+    return to_points(run.score.metric, run.score.model.value - run.score_without_leaks)
+
+
 def advise_test_leakage(run: RunDiagnostics) -> Advice | None:
     """Test records that occur in the training data will make the final score too high."""
     found = run.test_leakage
     if found is None or len(found.leaks) < MIN_LEAKS or found.fraction < LEAK_FRACTION:
         return None
+    if run.score_without_leaks is not None and abs(leak_points(run)) < LEAK_POINTS:
+        return None  # the validation data has leaks, too, and they change nothing
     return Advice(
         "test_leakage",
-        f"Remove the leaked {found.unit}s from the training data or from the test data",
+        f"Remove the leaked {found.unit}s from the training data, so that others can compare the test score",
         describe_leaks(found, "test"),
         command=f"qkv report {shlex.quote(run.folder)} --json",
     )
