@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from qkv.inside.autoencoder.model import AutoencoderConfig
 from qkv.serve.http.keys import add_key
 from qkv.serve.studio.options import StudioOptions
 from qkv.serve.studio.runs import Runs
+from qkv.tasks.study import StudyPlan, create
 
 FAMILIES = ("encoder", "decoder", "seq2seq")
 TEXT = "the cat chased"
@@ -422,4 +424,26 @@ def test_the_walk_through_has_eight_steps(browser: Any, studio: Any) -> None:
     opened.page.wait_for_selector(".switch[data-part='encoder.0'].off")
     opened.page.get_by_role("button", name="End the walk-through").click()
     opened.page.wait_for_function("() => !document.querySelector('.walk')")
+    assert not opened.errors
+
+
+def test_the_runs_of_a_study_are_chosen_together(browser: Any, studio: Any, tmp_path: Path) -> None:
+    folder = studio.log.parents[1] / "s"
+    base = 'data.train = "text.txt"\nobjective.kind = "causal_lm"\ntrain.steps = 3\n'
+    (tmp_path / "base.toml").write_text(base)
+    vary = {"model.feedforward": ("gelu", "swiglu")}
+    study = create(folder, StudyPlan(recipe=str(tmp_path / "base.toml"), vary=vary, seeds=2))
+    for number, cell in enumerate(study.cells()):
+        (folder / cell.name).mkdir()
+        (folder / cell.name / "recipe.toml").write_text("")
+        steps = [{"kind": "step", "step": step, "loss": number + 5 / step, "tokens": step} for step in (1, 2, 3)]
+        (folder / cell.name / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    opened = Studio(browser, studio.address, "runs", "decoder")
+    opened.page.get_by_role("button", name="study s").click()
+    opened.page.get_by_text("0 of 4 runs are finished").wait_for()
+    assert opened.page.locator("table", has_text="The variants of the study").locator("tbody tr").count() == 2
+    lines = opened.page.locator(".curves").first.locator("polyline")
+    looks = [lines.nth(i).get_attribute("class") for i in range(lines.count())]
+    shutil.rmtree(folder)
+    assert sorted(looks.count(look) for look in set(looks)) == [2, 2], "one look for each variant"
     assert not opened.errors
