@@ -37,7 +37,7 @@ RECIPE = {
     epoch_examples
     max_length max_source_length too_long augment layout max_invalid_fraction cache_dir
     """,
-    "tokenizer": "from_ kind vocab_size lowercase min_frequency",
+    "tokenizer": "from_ kind vocab_size lowercase min_frequency image_codes",
     "model": """
     preset from_ family overrides vectors share_embeddings tie_embeddings freeze lora_rank lora_alpha lora_targets
     """,
@@ -72,9 +72,9 @@ OPTIONS = {
     "report": ["--curve-minutes", "--device", "--json", "--limit", "--out", "--seconds"],
     "export": ["--format", "--json"],
     "run": [
-        *("--align", "--batch-size", "--beam", "--device", "--draft", "--int4", "--int8", "--json"),
-        *("--length-penalty", "--max-tokens", "--must-answer", "--prefix", "--prompt", "--seed", "--sentences"),
-        *("--stop", "--temperature", "--threshold", "--too-long", "--top", "--top-k", "--top-p"),
+        *("--align", "--batch-size", "--beam", "--count", "--device", "--draft", "--int4", "--int8", "--json"),
+        *("--length-penalty", "--max-tokens", "--must-answer", "--out", "--prefix", "--prompt", "--seed"),
+        *("--sentences", "--stop", "--temperature", "--threshold", "--too-long", "--top", "--top-k", "--top-p"),
     ],
     "data": [
         *("--columns", "--encoding", "--examples", "--format", "--json", "--max-length", "--picture", "--records-key"),

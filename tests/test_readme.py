@@ -38,7 +38,7 @@ TASKS = (
     *("translate", "summarise", "classify", "tag", "answer", "fill", "complete", "chat", "embed", "search", "report"),
     "proteins",
 )
-IMAGE_TASKS = ("describe", "ask")  # their examples need Pillow
+IMAGE_TASKS = ("describe", "ask", "draw")  # their examples need Pillow
 SHORT_TRAINING = "train.steps=1 train.minutes=0 train.eval_examples=4 model.layers=1"
 SHORT_DATES = "train.steps=8 data.epoch_examples=600 train.eval_examples=4 data.cache_dir=cache"
 

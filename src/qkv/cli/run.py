@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import field, make_dataclass
 from inspect import signature
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
 
 from cyclopts import Parameter
@@ -82,6 +83,8 @@ def run(
     seed: int | None = None,
     stop: StringList = None,
     draft: str | None = None,
+    out: Path | None = None,
+    count: int = 1,
     flags: Annotated[Any, Parameter(name="*")] = None,  # the type is made by `make_command`
     batch_size: int = 16,
     device: str = "cpu",
@@ -106,6 +109,7 @@ def run(
         qkv run models/translator --sentences --align "Two men. A dog runs."
         qkv run models/reviews --top 3 --threshold 0.7 --json < reviews.txt
         qkv run models/mine "I am the ki" --top 3
+        qkv run runs/scenes-draw "a red circle" --out picture.png
 
     Parameters
     ----------
@@ -130,6 +134,10 @@ def run(
         A string at which generation stops; may be given several times.
     draft
         Speculative decoding, one text at a time: the folder of a smaller model with the same tokenizer, or "lookup".
+    out
+        A PNG file for the picture that a model draws; several pictures become one sheet.
+    count
+        Number of pictures to draw of each text.
     batch_size
         Number of texts in a batch.
     device
@@ -167,6 +175,12 @@ def run(
         raise UsageError(
             f"{list_flags(generation)[0]} is for models that generate text, but this one {task.description}; remove it"
         )
+    if task.name == "draw":
+        from qkv.cli.pictures import run_drawing
+
+        return run_drawing(loaded, lines, {**generation, **options}, out, count, json)
+    if out is not None or count != 1:
+        raise UsageError(f"--out and --count are for models that draw, but this one {task.description}; remove them")
     if task.continues_by_default and options:
         check_completion(generation, options)
     notes = RunNotes(loaded, max_tokens or 0, find_why_parts(task, options))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+from qkv.blocks.back_ends import BackEndConfig, BackEndKind
 from qkv.blocks.front_ends import FrontEndConfig, FrontEndKind
 from qkv.lazy import lazy_function
 from qkv.values import Limits
@@ -55,3 +56,29 @@ class PatchesConfig(FrontEndConfig):
 
 
 PATCHES = FrontEndKind(PatchesConfig, lazy_function("qkv.images.patches:Patches"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageCodesConfig(BackEndConfig):
+    """A picture of size × size pixels is drawn from (size / patch)² codes, row by row, one for each patch."""
+
+    kind: ClassVar[str] = "image-codes"
+    size: Annotated[int, Limits(1, 4096)] = 32
+    patch: Annotated[int, Limits(1, 256)] = 4
+
+    def __post_init__(self) -> None:
+        if self.size % self.patch:
+            raise ValueError(f"size = {self.size} is not a multiple of patch = {self.patch}; change one of them")
+        super().__post_init__()
+
+    @property
+    def num_patches(self) -> int:
+        """The codes of a picture."""
+        return (self.size // self.patch) ** 2
+
+    def length(self, size: tuple[int, int]) -> int:
+        """The number of codes of (rows, columns) of patches."""
+        return size[0] * size[1]
+
+
+IMAGE_CODES = BackEndKind(ImageCodesConfig, lazy_function("qkv.images.codec:ImageCodes"))

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from qkv.tasks.chat.conversation import Chat, ChatReply
     from qkv.tasks.chat.reply_stream import ReplyStream
     from qkv.tasks.run.generate import GeneratedText
+    from qkv.tasks.verbs.draw import DrawnImage
 
 ARTICLES = {"encoder": "an encoder", "decoder": "a decoder", "seq2seq": "an encoder-decoder"}
 R = TypeVar("R")
@@ -96,6 +97,7 @@ class TaskCalls:
     _chat: "tuple[str | None, Chat] | None" = None
 
     if TYPE_CHECKING:
+        draw: TaskCall[DrawnImage]
         describe: TaskCall[GeneratedText]
         ask: TaskCall[GeneratedText]
         translate: TranslateCall

@@ -22,9 +22,10 @@ TASKS: OpenTable[Task] = OpenTable(
         "embed": "qkv.tasks.verbs.embed:EMBED",
         "describe": "qkv.tasks.verbs.describe:DESCRIBE",
         "ask": "qkv.tasks.verbs.ask:ASK",
+        "draw": "qkv.tasks.verbs.draw:DRAW",
     },
 )
-IMAGE_TASKS = ("describe", "ask")
+IMAGE_TASKS = ("describe", "ask", "draw")
 """Tasks that only models with a front end or a back end can have; for other models, they are not imported."""
 
 

@@ -35,6 +35,7 @@ class RecordField:
     only_with: str = ""  # the field is read only if the records have this other field, too
     unless: tuple[str, ...] = ()  # records with one of these fields may lack this one: pairs are made of them
     is_sparse: bool = False  # only some of the records may have this field
+    is_drawn: bool = False  # the model does not read it, but learns to draw it with a back end
     list_meaning: ListMeaning | None = None  # what a list of texts in this field means; None: the field is not a text
 
 
@@ -62,6 +63,7 @@ class ObjectiveSetup:
     decoder_start_token_id: int | None = None  # None: chosen by the tokenizer
     max_score: float = 1.0  # scores are divided by this number
     payloads: Mapping[str, PayloadFormat] = field(default_factory=dict)  # by the field of the records
+    codec: Any = None  # the back end whose codes are the targets
 
     def for_evaluation(self) -> "ObjectiveSetup":
         """The setup for validation data: payloads are not augmented."""
@@ -141,6 +143,7 @@ BUILT_IN = (
     "contrastive",
     "captioning",
     "visual_questions",
+    "drawing",
 )
 
 OBJECTIVES = OpenTable[ObjectiveSpec]("objective", lazy={name: f"qkv.data.objectives.{name}:SPEC" for name in BUILT_IN})
@@ -159,7 +162,7 @@ def payload_formats(
     `settings` has a table for each modality, such as `[model.image]` of a recipe.
     """
     formats = {}
-    for one in (known for known in spec.fields if known.name in names):
+    for one in (known for known in spec.fields if known.name in names and not known.is_drawn):
         format = MODALITIES.find(one.modality, f"the modality of {one.name}").payload
         if format is not None:
             formats[one.name] = format.configure((settings or {}).get(one.modality, {}), augment)
@@ -168,6 +171,12 @@ def payload_formats(
     if augment and not formats:
         raise UsageError(f"data.augment = {list(augment)} changes images, but the records have none; leave it out")
     return formats
+
+
+def file_fields(spec: ObjectiveSpec, names: Collection[str]) -> tuple[str, ...]:
+    """Those of the named fields of an objective's records whose values are the content of files."""
+    found = (one for one in spec.fields if one.name in names)
+    return tuple(one.name for one in found if MODALITIES.find(one.modality).payload is not None)
 
 
 def find_objective(head: "HeadConfig", family: str) -> ObjectiveSpec | None:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
+from qkv.blocks.back_ends import BackEndConfig
 from qkv.blocks.checks.config import RECURRENT_FIELDS
 from qkv.blocks.front_ends import FrontEndConfig
 from qkv.blocks.parts import PARTS
@@ -57,6 +58,7 @@ class ModelRequirements:
     has_text_pairs: bool = False  # an example has two texts, which token types distinguish
     max_length: int = 512  # tokens of the longest sequence, and the number of positions of a new stack
     front_ends: tuple[FrontEndConfig, ...] = ()  # of the payloads in the records
+    back_ends: tuple[BackEndConfig, ...] = ()  # whose codes are ids after those of the tokenizer
 
     def tokenizer_for(self, side: str, family: str) -> Tokenizer:
         """The tokenizer of a stack: the decoder of an encoder-decoder uses the target tokenizer."""
@@ -87,7 +89,8 @@ def build_config(recipe: Recipe, requirements: ModelRequirements) -> Config:
         preset = getattr(base, side) if base else None
         make = recurrent_stack if stack_part else modern_stack
         stack = preset if preset is not None else make(overrides, requirements)
-        stacks[side] = override_stack(stack, {"vocab_size": tokenizer.vocab_size, **overrides}, where)
+        num_ids = max([tokenizer.vocab_size, *(one.ids.stop for one in requirements.back_ends)])
+        stacks[side] = override_stack(stack, {"vocab_size": num_ids, **overrides}, where)
         if tokenizer.vocab_size > stacks[side].vocab_size:
             raise UsageError(
                 f"[{where}] vocab_size = {stacks[side].vocab_size:,} is too small: the tokenizer has "
@@ -100,6 +103,7 @@ def build_config(recipe: Recipe, requirements: ModelRequirements) -> Config:
         **stacks,
         "head": build_head_config(recipe, requirements, stack, family, base.head if base else None),
         "front_ends": requirements.front_ends,
+        "back_ends": requirements.back_ends,
         "share_embeddings": family == "seq2seq" and shares and same_tokenizer,
         "architecture": base.architecture if base else "",
         **special_ids(requirements.tokenizer, family),

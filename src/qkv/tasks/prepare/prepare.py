@@ -23,10 +23,12 @@ from qkv.data.payloads import PayloadFormat
 from qkv.data.problems import TooManyProblems
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError, UsageError
+from qkv.images.codec import ImageCodes
 from qkv.models import Config, Network
 from qkv.progress import OnStage
 from qkv.store.word_vectors import WordVectors
 from qkv.tasks.metrics import is_entity_tagging
+from qkv.tasks.prepare.codec import load_or_fit_codec
 from qkv.tasks.prepare.columns import check_num_classes
 from qkv.tasks.prepare.evaluation_check import check_evaluation
 from qkv.tasks.prepare.joined_examples import JoinedExamples
@@ -84,6 +86,7 @@ class PreparedRun:
     notes: list[str]  # for the user: what was skipped, truncated, held out and decided
     problems: Problems  # problems in the training files
     fields: frozenset[str] = field(default_factory=frozenset)  # the objective's fields that the records have
+    codec: ImageCodes | None = None  # what turns pictures into codes, if the model draws
     word_vectors: WordVectors | None = None  # the initial embeddings, if the recipe has `model.vectors`
 
     def build_network(self, device: torch.device | str = "cpu") -> Network:
@@ -91,6 +94,8 @@ class PreparedRun:
         network = build_network(self.recipe, self.config, device)
         if self.word_vectors is not None:
             apply_word_vectors(network, self.word_vectors)
+        if self.codec is not None:
+            network.back_ends[self.codec.config.kind].load_state_dict(self.codec.state_dict())
         return network
 
 
@@ -140,6 +145,8 @@ def _prepare(
     classes, multi_label, tags_in_order = _find_classes(recipe, train_sources, fields)
 
     payloads = find_payload_formats(recipe, fields)
+    codec, on_codec = load_or_fit_codec(recipe, train_sources, root, tokenizer.target.vocab_size)
+    notes += [on_codec] if on_codec else []
     # The config depends only on the fields of the records, so it is checked before they are tokenised.
     requirements = ModelRequirements(
         tokenizer,
@@ -153,6 +160,7 @@ def _prepare(
             *{format.kind: format.front_end for format in payloads.values()}.values(),
             *make_words_config(recipe, tokenizer),
         ),
+        back_ends=() if codec is None else (codec.config,),
     )
     config = name_task(build_config(recipe, requirements), recipe.objective.kind)
     check_fixed_memory(recipe, config, free_memory)
@@ -177,6 +185,7 @@ def _prepare(
         decoder_start_token_id=config.decoder_start_token_id,
         max_score=data.max_score,
         payloads=payloads,
+        codec=codec,
     )
     reader = _ExampleReader(recipe, setup, config, root, progress)
     problems = Problems(data.max_invalid_fraction)
@@ -206,6 +215,7 @@ def _prepare(
         problems=problems,
         fields=fields,
         word_vectors=word_vectors,
+        codec=codec,
     )
 
 

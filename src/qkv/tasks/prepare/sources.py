@@ -22,7 +22,7 @@ from qkv.data.cache.file_hashes import FileHashes
 from qkv.data.cache.folder import META_FILE
 from qkv.data.cache.token_cache import RecordEncoder, find_or_build
 from qkv.data.modalities import MODALITIES
-from qkv.data.objectives.table import OBJECTIVES, payload_formats
+from qkv.data.objectives.table import OBJECTIVES, file_fields
 from qkv.data.readers import ReadOptions
 from qkv.data.readers.columns import MAX_RECORDS_SEARCHED, common_names
 from qkv.data.readers.find_files import format_extension, list_paths
@@ -36,7 +36,7 @@ from qkv.progress import OnProgress
 from qkv.tasks.prepare.columns import UnrecognisedColumns, check_columns, match_columns
 from qkv.train.recipe.schema import DataSection, Recipe
 
-CACHE_ENTRIES = ("contents.json", "tokenizers")
+CACHE_ENTRIES = ("contents.json", "tokenizers", "codecs")
 """The entries of the folder of tokenised data, besides the folders of token caches."""
 DataSplit = Literal["train", "valid", "test"]
 """The name of a split, as in the recipe's keys and the built-in datasets."""
@@ -194,7 +194,7 @@ def open_source(recipe: Recipe, data: DataSection, data_files: Any, split: DataS
         source = replace(source, files=replace(source.files, has_instructions=True), fields=frozenset({"messages"}))
     words = tuple(spec.required_fields) if spec.head == "tag" else ()
     lists = find_list_fields(kind, source.files)
-    fields_of_files = tuple(payload_formats(spec, source.fields))
+    fields_of_files = file_fields(spec, source.fields)
     texts = tuple(one.name for one in spec.fields if one.modality in ("text", "words"))
     changes: Any = {"class_field": spec.class_field, "word_fields": words, "text_fields": texts, "list_fields": lists}
     files = replace(source.files, **changes, file_fields=fields_of_files)

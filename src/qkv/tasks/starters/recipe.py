@@ -124,7 +124,12 @@ def starter_recipe(
     else:
         sections["tokenizer"] = _tokenizer_lines(starter, summary, size)
         model, train = _model_lines(starter, size, shape), _train_lines(starter, size)
-    if num_images := summary.num_images or int(starter.is_image_to_text):
+    if starter.draws and not base_model:
+        sections["tokenizer"].append(("image_codes", 512, "different patches that pictures are drawn from"))
+        pixels, patch = choose_image_size(summary.first)
+        shapes = {"size": pixels, "patch": patch}
+        model = [model[0], ("image", shapes, "pixels of a picture and of a patch"), *model[1:]]
+    elif num_images := summary.num_images or int(starter.is_image_to_text):
         if not starter.is_image_to_text:
             sections.pop("tokenizer", None)
         if not base_model:

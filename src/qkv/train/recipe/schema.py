@@ -89,6 +89,7 @@ class TokenizerSection:
     vocab_size: Annotated[int, Limits(1, 2**24)] = 8000
     lowercase: bool = False
     min_frequency: Count = 2
+    image_codes: PositiveCount = 512  # drawing: the number of different patches that pictures are drawn from
 
 
 @dataclass(frozen=True, kw_only=True)
