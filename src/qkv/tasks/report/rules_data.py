@@ -12,7 +12,7 @@ from qkv.tasks.report.learning_curve import LearningCurve
 from qkv.tasks.report.score import to_points
 
 MIN_LEAKS, LEAK_FRACTION, LEAK_POINTS = 3, 0.05, 1.0
-"""Leaks matter if they change the score by this many points or, if that is not known, if they are this fraction."""
+"""Leaks matter if they are this fraction of the records, or if they change the score by this many points."""
 MAX_REMOVED = 0.5  # of the evaluation records; if more are leaks, the texts look alike
 MIN_CONFLICTS, CONFLICT_FRACTION = 3, 0.01
 UNUSABLE_FRACTION = 0.01
@@ -37,8 +37,7 @@ def advise_leakage(run: RunDiagnostics) -> Advice | None:
             f" Without them, {name_metric(metric)} is {format_score(metric, run.score_without_leaks)} instead of "
             f"{format_score(metric, run.score.model.value)}."
         )
-    is_known = run.score_without_leaks is not None and found.fraction <= MAX_REMOVED
-    if abs(change) < LEAK_POINTS and (is_known or found.fraction < LEAK_FRACTION):
+    if found.fraction < LEAK_FRACTION and abs(change) < LEAK_POINTS:
         return None
     reason = describe_leaks(found, "evaluation") + without
     if run.recipe.data.valid and 2 * found.num_exact >= len(found.leaks):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from qkv.errors import count_nouns
 from qkv.inside.doctor import Finding
+from qkv.tasks.baselines import BASELINE_NAME
 from qkv.tasks.metrics.notation import format_score, name_metric
 from qkv.tasks.report.diagnostics import (
     MIN_METRIC_GAIN,
@@ -189,13 +190,14 @@ def describe_same_output(run: RunDiagnostics) -> str:
 
 
 def advise_pretrained(run: RunDiagnostics) -> Advice | None:
-    """Fine-tune a pretrained encoder if a new one is not clearly better than a simple baseline, or if it memorises its
+    """Fine-tune a pretrained encoder if a new one is not clearly better than a linear SVM, or if it memorises its
     training data.
     """
     can_start = run.is_trained_from_scratch and find_init_task(run)
     if not can_start or not run.is_finished or run.has_not_learned or run.is_nearly_perfect:
         return None
-    is_near = run.is_at_baseline and run.score is not None and run.score.model.value > 0
+    best = run.score.best_baseline if run.score is not None else None
+    is_near = run.is_at_baseline and best is not None and best.name == BASELINE_NAME
     reason = describe_baseline(run) if run.is_below_baseline or is_near else ""
     has_memorised = run.training_gap >= GAP_POINTS and not run.is_first_epoch
     if not reason and has_memorised and run.fit.verdict in ("settled", "overfitted"):
