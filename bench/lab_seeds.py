@@ -88,6 +88,19 @@ def collect(asked: argparse.Namespace, names: list[str], failed: dict[Unit, str]
     return {"claims": claims, "failed": {f"{unit.name}, seed {unit.seed}": why for unit, why in failed.items()}}
 
 
+def save_results(folder: Path, found: dict[str, Any], num_seeds: int) -> None:
+    """Replace the results in a folder by those of the claims that have all seeds. Results from optional data stay."""
+    from qkv_lab.registry import find_claim
+    from qkv_lab.run import load_result
+
+    for name, result in found["claims"].items():
+        path = folder / f"{name}.{result['size']}.json"
+        has_data = path.exists() and json.loads(path.read_text()).get("data")
+        if len(result["points"]) >= num_seeds and (result["data"] or not has_data):
+            path.write_text(json.dumps(result), encoding="utf-8")
+            load_result(find_claim(name), path).save(path)  # with a line for each point
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="CLAIM", help="claims; without one, all")
@@ -99,6 +112,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=480.0, help="seconds for one seed of a claim")
     parser.add_argument("--speed", type=float, default=0.7, help="time on this machine ÷ the time in docs/lab")
     parser.add_argument("--data", nargs="*", default=[], metavar="CLAIM=PATH", help="optional data of claims")
+    parser.add_argument("--save", type=Path, help="the folder whose results complete claims replace: docs/lab/results")
     parser.add_argument("--out", type=Path, default=Path("runs/lab-seeds"))
     asked = parser.parse_args()
     asked.data = dict(pair.split("=", 1) for pair in asked.data)
@@ -141,7 +155,10 @@ def main() -> None:
     with ThreadPoolExecutor(asked.jobs) as pool:
         for running in [pool.submit(work, unit) for unit in waiting]:
             running.result()
-    for name, result in write()["claims"].items():
+    found = write()
+    if asked.save:
+        save_results(asked.save, found, asked.seeds)
+    for name, result in found["claims"].items():
         print(f"{name}: {result['verdict']} ({len(result['points'])} seeds)")
 
 

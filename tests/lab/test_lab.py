@@ -13,6 +13,7 @@ from qkv import cli
 from qkv.errors import QkvError, UsageError
 from qkv_lab.chart import draw_claim
 from qkv_lab.claim import Chart, Check, Claim
+from qkv_lab.claims.uses.tokenizers import spelling_bits
 from qkv_lab.docs_pages import markdown_table, write_chapter
 from qkv_lab.experiment import Experiment
 from qkv_lab.loop import training_steps
@@ -117,6 +118,17 @@ def test_a_claim_runs_with_fresh_seeds(tmp_path: Path) -> None:
     assert sorted(run_claim(claim, seeds=2, first_seed=100, folder=tmp_path).points) == [100, 101]
     assert sorted(run_claim(claim, seeds=3, first_seed=99, folder=tmp_path).points) == [99, 100, 101]
     assert calls == [100, 101, 99]
+
+
+def test_letters_spell_words_with_fewer_bits_if_they_look_back() -> None:
+    texts = ["the cats sat on the mats with the other cats"]
+    bits = [spelling_bits(["the", "cat"], texts, order) for order in (0, 1, 4)]
+    assert bits[0] > bits[1] > bits[2] > 0
+    assert spelling_bits(["xyz"], texts, 4) > spelling_bits(["the"], texts, 4)
+    end, letters = spelling_bits([""], texts, 0), set("".join(texts[0].split()))
+    total = 2**-end + sum(2 ** -(spelling_bits([letter], texts, 0) - end) for letter in letters)
+    seen, kinds = len(texts[0]) + 1, len(letters) + 1
+    assert total == pytest.approx(seen / (seen + kinds), abs=1e-3), "the rest of 1 is kept for characters not seen"
 
 
 def test_a_broken_results_file_is_an_error(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -13,7 +14,7 @@ from qkv.blocks import Inputs
 from qkv.models.runtime import eval_mode
 from qkv.tasks.train import TrainingResult
 from qkv_lab.claim import Chart, Check, Claim, Quote
-from qkv_lab.claims.families.recall import powers_of_two
+from qkv_lab.claims.families.recall import last_quarter, powers_of_two
 from qkv_lab.experiment import Experiment
 from qkv_lab.recurrent import comparable_decoders
 from qkv_lab.scoring import score_tokens
@@ -47,6 +48,7 @@ class CopyingSettings:
     train_lines: int = 40_000
     test_lines: int = 100
     steps: int = 1200
+    recurrent_factor: int = 4  # RNN and LSTM train for this many times the steps
     num_evaluations: int = 8
 
 
@@ -64,9 +66,10 @@ def run(experiment: Experiment) -> Iterator[Point]:
     """Train each model on sequences of all lengths, and measure the accuracy of the copy by length."""
     settings, rng = experiment.settings, Random(experiment.seed)
     files = write_files(experiment, rng)
-    steps = {"train.steps": settings.steps, "train.eval_every": settings.steps // settings.num_evaluations}
     tests = {n: [make_symbols(rng, n) for _ in range(settings.test_lines)] for n in powers_of_two(settings.max_length)}
     for name in settings.models:
+        count = settings.steps * (settings.recurrent_factor if name in ("RNN", "LSTM") else 1)
+        steps = {"train.steps": count, "train.eval_every": count // settings.num_evaluations}
         trained = experiment.train(name, {**RECIPE, **steps, **model_keys(settings, name, files)})
         yield Point(PARAMETERS, name, 0, sum(p.numel() for p in trained.network.parameters()))
         for step, loss in experiment.curves(name).validation["loss"]:
@@ -136,21 +139,24 @@ def check(table: Table) -> list[Check]:
     worst = {name: min(curves[name].values(), default=0) for name in ("attention", ADDITIVE) if name in curves}
     recurrent = {name: curves[name][longest] for name in ("RNN", "LSTM") if name in curves}
     reach = {name: max((x for x in lengths if curve[x] >= SOLVED), default=0) for name, curve in curves.items()}
-    losses = list(table.curve(LOSS, "attention").values()) if "attention" in curves else [0.0, 1.0]
+    falls = all(is_falling(list(curves[name].values())) for name in recurrent)
+    compared = [name for name in ("attention", *recurrent) if name in curves]
+    ends = {name: last_quarter(list(table.curve(LOSS, name).values())) for name in compared}
     window, reached = curves.get(WINDOW, {}), longest // WINDOWS
     sizes = [table.mean(PARAMETERS, name, 0) for name in table.series(PARAMETERS)]
     return [
         Check(
-            f"attention copies at every length ({SOLVED} or more); RNN and LSTM are below 0.5 with {longest} symbols",
-            worst.get("attention", 0) >= SOLVED and max(recurrent.values(), default=1) < 0.5,
+            f"attention copies at every trained length ({SOLVED} or more); RNN and LSTM copy fewer of the symbols of a "
+            f"longer sequence, and with {longest} at most 0.7 of them",
+            worst.get("attention", 0) >= SOLVED and max(recurrent.values(), default=1) <= 0.7 and falls,
             f"attention at least {worst.get('attention', 0):.2f}; "
             + ", ".join(f"{name} {value:.2f}" for name, value in recurrent.items())
             + f" (models of {min(sizes):,.0f} to {max(sizes):,.0f} parameters)",
         ),
         Check(
-            "the training of attention has converged: its loss falls by less than 0.02 in the last quarter",
-            losses[-1 - len(losses) // 4] - losses[-1] < 0.02,
-            f"{losses[-1 - len(losses) // 4]:.3f} → {losses[-1]:.3f}",
+            "attention, RNN and LSTM have converged: the loss falls by less than 0.02 in the last quarter",
+            all(before - after < 0.02 for before, after in ends.values()),
+            ", ".join(f"{name} {before:.3f} → {after:.3f}" for name, (before, after) in ends.items()),
         ),
         Check(
             "an LSTM copies longer sequences than an RNN",
@@ -169,6 +175,11 @@ def check(table: Table) -> list[Check]:
             ", ".join(f"{value:.2f} with {x}" for x, value in window.items() if float(x) >= reached) or "not trained",
         ),
     ]
+
+
+def is_falling(values: Sequence[float]) -> bool:
+    """Whether no value is above the one before it (by more than 0.03)."""
+    return all(after <= before + 0.03 for before, after in pairwise(values))
 
 
 def example() -> None:
@@ -190,7 +201,7 @@ def example() -> None:
 CLAIM = Claim(
     name="copying",
     chapter="families",
-    title="Attention copies a sequence of any length, a state of fixed size does not",
+    title="Attention copies a sequence of any trained length, a state of fixed size does not",
     quotes=(
         Quote("Can freely have long range dependencies. Each token can attend to all others.", "mechanism"),
         Quote("coz hidden state losing info during propagation", "video"),
@@ -210,9 +221,11 @@ CLAIM = Claim(
     "is the state, not the recurrence. A sliding window cuts the copy off at its width. One value can pass through a "
     "window for each layer; here the second layer has to find the symbol itself, so only one window is left.",
     limits="All symbols of a sequence are different, so that the last symbol tells which one comes next. Attention "
-    "uses ALiBi, whose heads prefer near tokens; with rotary positions, it learned the same, but in several times "
-    "more steps. The runs are short: an LSTM that is larger or trained longer copies more. Learning rates and "
-    "tolerances were chosen after trials with sequences of up to 32 symbols.",
+    "uses ALiBi, whose heads prefer near tokens; with rotary positions, it learned the same, but in several "
+    "times more steps. Beyond the trained lengths, attention is worse, too (0.94 and 0.88 in an outside run). A "
+    "larger LSTM copies more, and it learns slowly: after 1,200 steps it copied 0.37 of the longest sequences, "
+    "after four times as many 0.54 (an outside run). Learning rates and tolerances were chosen after trials "
+    "with sequences of up to 32 symbols.",
     settings={
         "mini": CopyingSettings(
             (ADDITIVE, "attention"), 16, 4, train_lines=50, test_lines=4, steps=4, num_evaluations=4

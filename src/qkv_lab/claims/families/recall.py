@@ -1,7 +1,7 @@
 """Recall over a distance: attention finds a token however far back it is, a recurrent state has to keep it."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -12,6 +12,7 @@ from qkv_lab.scoring import score_tokens
 from qkv_lab.table import Point, Table
 
 ACCURACY = "accuracy of the recalled value"
+LOSS = "validation loss (nats per token)"
 PARAMETERS = "parameters"
 WINDOW = "attention with a window"
 NUM_VALUES = 8
@@ -33,9 +34,10 @@ class RecallSettings:
     width: int = 32
     window: int = 8
     max_distance: int = 64
-    train_lines: int = 20_000
+    train_lines: int = 40_000
     test_lines: int = 200
-    steps: int = 400
+    steps: int = 1200
+    num_evaluations: int = 8
 
 
 def make_line(rng: Random, distance: int) -> str:
@@ -52,7 +54,8 @@ def run(experiment: Experiment) -> Iterator[Point]:
         return round(math.exp(rng.uniform(0, math.log(settings.max_distance))))
 
     keys = {**RECIPE, "data.max_length": settings.max_distance + 4, "train.steps": settings.steps}
-    for split, count in (("train", settings.train_lines), ("valid", 8)):
+    keys["train.eval_every"] = settings.steps // settings.num_evaluations
+    for split, count in (("train", settings.train_lines), ("valid", settings.test_lines)):
         lines = [make_line(rng, random_distance()) for _ in range(count)]
         keys[f"data.{split}"] = experiment.write_texts(f"{split}.jsonl", lines)
     models = comparable_decoders(settings.width)
@@ -60,6 +63,8 @@ def run(experiment: Experiment) -> Iterator[Point]:
     for name in settings.models:
         trained = experiment.train(name, {**keys, **models[name]})
         yield Point(PARAMETERS, name, 0, sum(p.numel() for p in trained.network.parameters()))
+        for step, loss in experiment.curves(name).validation["loss"]:
+            yield Point(LOSS, name, step, loss)
         for distance in powers_of_two(settings.max_distance):
             lines = [make_line(rng, distance) for _ in range(settings.test_lines)]
             scores = score_tokens(trained.network, trained.tokenizer, lines)
@@ -69,6 +74,11 @@ def run(experiment: Experiment) -> Iterator[Point]:
 def powers_of_two(largest: int) -> list[int]:
     """1, 2, 4, … up to a number."""
     return [2**k for k in range(largest.bit_length())]
+
+
+def last_quarter(losses: Sequence[float]) -> tuple[float, float]:
+    """The loss before the last quarter of a training, and at its end."""
+    return losses[-1 - len(losses) // 4], losses[-1]
 
 
 def check(table: Table) -> list[Check]:
@@ -81,7 +91,7 @@ def check(table: Table) -> list[Check]:
     window = curves.get(WINDOW, {})
     reach = max((x for x in distances if window.get(x, 0) >= 0.95), default=0)
     sizes = [table.mean(PARAMETERS, name, 0) for name in table.series(PARAMETERS)]
-    return [
+    checks = [
         Check(
             f"attention recalls at every distance (0.95 or more); an RNN is below 0.5 at {farthest}",
             min(attention.values(), default=0) >= 0.95 and rnn.get(farthest, 1) < 0.5,
@@ -100,6 +110,16 @@ def check(table: Table) -> list[Check]:
             + ", ".join(f"{window.get(x, 0):.2f} at {x}" for x in distances[-2:]),
         ),
     ]
+    if LOSS in table.measures():
+        ends = {name: last_quarter(list(table.curve(LOSS, name).values())) for name in curves}
+        checks.append(
+            Check(
+                "the training of all models has converged: the loss falls by less than 0.02 in the last quarter",
+                all(before - after < 0.02 for before, after in ends.values()),
+                ", ".join(f"{name} {before:.3f} → {after:.3f}" for name, (before, after) in ends.items()),
+            )
+        )
+    return checks
 
 
 def example() -> None:
@@ -126,20 +146,26 @@ CLAIM = Claim(
     method="A line sets one of eight values, continues with 0 to 63 other words, and asks for the value. All models "
     "are trained on the same lines, with distances from 1 to 64, and have about equal numbers of parameters: one "
     "recurrent layer, or two Transformer blocks. The window of attention is 8 tokens.",
-    lesson="Under attention, the last query scores every key, whatever its distance, and one layer copies the value. A "
-    "plain RNN multiplies its state by the same matrix at every step, so the value fades or is overwritten, and "
-    "so does the gradient that should teach the model to keep it. The gates of an LSTM or a GRU can hold a "
-    "value unchanged while they stay closed, so one value is no problem for them. A sliding window limits a "
-    "layer to its width; each further layer reaches one window further.",
+    lesson="Under attention, the last query scores every key, whatever its distance, and one layer copies the value. "
+    "A plain RNN multiplies its state by the same matrix at every step, so the value fades or is overwritten, and so "
+    "does the gradient that should teach the model to keep it. The gates of an LSTM or a GRU can hold a value "
+    "unchanged while they stay closed. They have to learn to close them, and some seeds need more steps than others: "
+    "in an outside run with 400 steps, six of ten LSTMs recalled only 0.62 to 0.87 of the values, already at distance "
+    "1. A sliding window limits a layer to its width; each further layer reaches one window further.",
     limits="The other words are all the same, and only one value has to be kept; a state of fixed size can be too "
     "small for more. Attention, too, must be trained on the distances: see positions.",
     settings={
-        "mini": RecallSettings(("RNN", "attention"), 16, 4, 8, train_lines=50, test_lines=8, steps=4),
+        "mini": RecallSettings(
+            ("RNN", "attention"), 16, 4, 8, train_lines=50, test_lines=8, steps=4, num_evaluations=4
+        ),
         "small": RecallSettings(),
         "full": RecallSettings(width=64, max_distance=256, train_lines=100_000, test_lines=500, steps=3000),
     },
     run=run,
     check=check,
-    charts=(Chart(measure=ACCURACY, x="distance in tokens", log_x=True),),
+    charts=(
+        Chart(measure=ACCURACY, x="distance in tokens", log_x=True),
+        Chart(measure=LOSS, x="training steps"),
+    ),
     example=example,
 )
