@@ -45,21 +45,23 @@ def test_a_beam_with_room_for_every_path_finds_the_best_of_all(family: str, alph
     assert found.ids + ([END] if found.finish_reason == "end" else []) == best[0][1]
 
 
-@pytest.mark.parametrize("family", ["decoder", "seq2seq"])
+@pytest.mark.parametrize(("family", "seed"), [("decoder", 5), ("seq2seq", 41)])
 @pytest.mark.parametrize("alpha", [-0.7, 0.0, 1.0])
-def test_stopping_early_loses_nothing(family: str, alpha: float) -> None:
-    """A search that may stop early finds what one that never stops finds."""
-    network = tiny(family, vocab=8, seed=5)
-    options = GenerationOptions(max_tokens=10, beam=4, length_penalty=alpha)
-    early = generate(network, [PROMPT, [5, 6]], options)
-    import qkv.decode.beam as beam
+def test_stopping_early_loses_nothing(family: str, seed: int, alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that may stop early finds what one that never stops finds; one that stops too early does not."""
+    network = tiny(family, vocab=8, seed=seed, spread=0.7)
+    options = GenerationOptions(max_tokens=14, beam=3, length_penalty=alpha, return_search_steps=True)
 
-    settled, beam._is_done = beam._is_done, lambda *_: False
-    try:
-        never = generate(network, [PROMPT, [5, 6]], options)
-    finally:
-        beam._is_done = settled
-    assert [(r.ids, r.score) for r in early] == [(r.ids, pytest.approx(r.score)) for r in never]
+    def search() -> tuple[list[tuple[list[int], float]], int]:
+        results = generate(network, [PROMPT, [5, 6]], options)
+        return [(r.ids, round(r.score, 9)) for r in results], min(len(r.search_steps) for r in results)
+
+    early, num_steps = search()
+    assert num_steps < options.max_tokens, "a control: a search does stop early"
+    monkeypatch.setattr("qkv.decode.beam._is_done", lambda *_: False)
+    assert search() == (early, options.max_tokens)
+    monkeypatch.setattr("qkv.decode.beam._is_done", lambda state, *_: bool(state.finished))
+    assert search()[0] != early
 
 
 @pytest.mark.parametrize(
