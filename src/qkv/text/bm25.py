@@ -16,8 +16,6 @@ from unicodedata import category, normalize
 
 import numpy as np
 
-from qkv.text.residues import split_kmers
-
 K1 = 1.2
 """How soon more occurrences of a word stop to raise the score."""
 B = 0.75
@@ -41,7 +39,12 @@ def normalized_words(text: str) -> list[str]:
     >>> normalized_words("दिन, दान")
     ['दिन', 'दान']
     """
-    return split_kmers(text) or WORD_PATTERN.findall(normalize("NFC", text.lower()))
+    if text.isupper():  # few texts are, so the module is rarely imported
+        from qkv.text.residues import split_kmers
+
+        if words := split_kmers(text):
+            return words
+    return WORD_PATTERN.findall(normalize("NFC", text.lower()))
 
 
 class InvertedIndexBuilder:

@@ -12,7 +12,6 @@ AMBIGUOUS = "BJXZ"
 RESIDUES = frozenset(AMINO_ACIDS + AMBIGUOUS + "UO")  # and selenocysteine and pyrrolysine
 GAPS = ".-"
 ESM_TOKENS = ("<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO", *GAPS, "<null_1>", "<mask>")
-SPECIAL_TOKENS = {role: f"<{role}>" for role in ("cls", "pad", "eos", "unk", "mask")}
 SPELLING = re.compile(r"<.+>|\[.+\]")  # of a special token
 NUCLEOTIDES = frozenset("ACGTUN")
 MIN_DNA = 15  # shorter sequences of these letters may be peptides

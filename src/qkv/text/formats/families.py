@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from qkv.text.residues import SPECIAL_TOKENS
-
 BERT_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 FAIRSEQ_TOKENS = {
     "bos": "<s>",
@@ -62,7 +60,7 @@ FAMILIES: dict[str, TokenizerFamily] = {
         {"bos": "<bos>", "eos": "<eos>", "pad": "<pad>", "unk": "<unk>"}, settings={"add_bos_token": True}
     ),
     "marian": TokenizerFamily({"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}, "eos"),
-    "esm": TokenizerFamily(SPECIAL_TOKENS, "cls-eos"),
+    "esm": TokenizerFamily({role: f"<{role}>" for role in ("cls", "pad", "eos", "unk", "mask")}, "cls-eos"),
     "plain": TokenizerFamily({}),
 }
 FAMILY_ALIASES = {
