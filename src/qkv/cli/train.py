@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from qkv.tasks.train import TrainingResult
     from qkv.train.watch import Sample
 
-NAMED_FIELD_SUFFIXES = {".jsonl", ".json", ".parquet"}
+NAMED_FIELD_SUFFIXES = {".jsonl", ".json", ".parquet", ".fasta", ".fa", ".faa", ".fas"}
 """Formats in which every record names its fields. For other formats, `qkv init` prints how it reads the first line."""
 
 
