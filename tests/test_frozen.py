@@ -62,7 +62,7 @@ OPTIONS = {
         *("--template", "--top-p"),
     ],
     "info": ["--context", "--json"],
-    "models": ["--json"],
+    "models": ["--json", "--prune", "--yes"],
     "import": ["--json", "--out"],
     "look": [
         *("--beam", "--device", "--heads", "--json", "--layers", "--length", "--mask", "--max-tokens", "--out"),

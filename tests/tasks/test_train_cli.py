@@ -246,6 +246,27 @@ def test_a_table_without_a_header_line_stays_one(here: Path, run_qkv: Any, caplo
     assert "this run has no checkpoint yet. If it is training, wait for the first one" in err
 
 
+def test_checkpoints_of_finished_runs_are_deleted_after_a_question(
+    here: Path, run_qkv: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_qkv(["init", "translate", "pairs.tsv"])
+    run_qkv(["train", "translate.toml", "run=runs/done", *SHORT])
+    checkpoints = here / "runs/done/checkpoints"
+    assert json.loads(run_qkv(["models", "--prune", "--yes", "--json"])[0])["pruned"][0]["run"] == "runs/done"
+    assert not checkpoints.exists()
+    assert run_qkv(["run", "runs/done", "wun"])[0]
+    assert "nothing was deleted" in run_qkv(["models", "--prune"])[0]
+    run_qkv(["train", "translate.toml", "run=runs/more", *SHORT])
+    _, err = run_qkv(["models", "--prune"], code=2)
+    assert "--prune asks before it deletes; in a script, answer with --yes" in err
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda question: "n")
+    assert "nothing was deleted" in run_qkv(["models", "--prune"])[0]
+    assert (here / "runs/more/checkpoints").exists()
+    _, err = run_qkv(["train", "runs/done", "train.steps=9"], code=1)
+    assert "this run has a model but no checkpoints" in err
+
+
 def test_a_run_is_scored_on_what_its_recipe_holds_out(here: Path, run_qkv: Any) -> None:
     lines = (here / "pairs.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
     (here / "held.tsv").write_text("".join(lines[:8]), encoding="utf-8")

@@ -1,11 +1,15 @@
 """`qkv models`, `qkv info`, `qkv import` and `qkv export`: list, inspect and convert models."""
 
 import os
+import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
 
 from qkv.cli.shared import Json, StdoutConsole, check_minimum, fast_imports, print_json, print_notes, print_result
-from qkv.errors import UsageError, suggest_name
+from qkv.errors import UsageError, count_nouns, suggest_name
 
 
 def info(model: str, /, *, context: int | None = None, json: Json = False) -> None:
@@ -71,13 +75,30 @@ def _show_presets(json: bool) -> None:
         print(f"{name:<18} {FAMILY_NAMES[model.family]:<16} {format_count(model.total):>14}")
 
 
-def list_models(*, json: Json = False) -> None:
+def list_models(
+    *,
+    prune: Annotated[bool, Parameter(negative=())] = False,
+    yes: Annotated[bool, Parameter(negative=())] = False,
+    json: Json = False,
+) -> None:
     """List the models that can be used by name: the bundled models, which come with qkv, and the runs in ./runs.
 
     Examples:
         qkv models
         qkv models --json
+        qkv models --prune
+
+    Parameters
+    ----------
+    prune
+        Delete the checkpoints of the finished runs in ./runs, after a question. Their models stay.
+    yes
+        With --prune: do not ask.
     """
+    if yes and not prune:
+        raise UsageError("--yes answers the question of --prune; add --prune, or leave --yes out")
+    if prune:
+        return prune_runs(yes, json)
     with fast_imports():
         from qkv.render.model_list import print_models
         from qkv.tasks.model_list import list_models
@@ -87,6 +108,30 @@ def list_models(*, json: Json = False) -> None:
         print_json([model.to_dict() for model in found])
     else:
         print_models(found, StdoutConsole())
+    return None
+
+
+def prune_runs(yes: bool, json: bool) -> None:
+    """Delete the checkpoints of finished runs, if the user agrees."""
+    from qkv.render.formatting import format_count
+    from qkv.tasks.prune import find_prunable, prune
+
+    found = find_prunable()
+    total = format_count(sum(one.bytes for one in found), "B")
+    if found and not yes:
+        listed = "\n".join(f"  {one.run}: {format_count(one.bytes, 'B')}" for one in found)
+        question = f"The checkpoints of these finished runs take {total}:\n{listed}\n"
+        question += "Without them, their models stay, but the runs cannot be continued. Delete them (y/n)? "
+        if json or not sys.stdin.isatty():
+            raise UsageError("--prune asks before it deletes; in a script, answer with --yes")
+        if input(question).strip().lower() not in ("y", "yes"):
+            found = []
+    for one in found:
+        prune(one.run)
+    deleted = (
+        f"deleted the checkpoints of {count_nouns(len(found), 'run')}: {total}" if found else "nothing was deleted"
+    )
+    print_result(json, deleted, {"pruned": [asdict(one) for one in found]})
 
 
 def import_(model: str, /, out: Path | None = None, *, json: Json = False) -> None:
