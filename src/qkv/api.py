@@ -343,7 +343,7 @@ class Model(TaskCalls):
         options = read(EmbedOptions, {"too_long": too_long}, notation=PYTHON)
         if self.config.head.kind != "embed" and pooling is None:
             raise UsageError(
-                f"this model has a {self.config.head.kind} head, not one for embeddings; "
+                f"this model has a {self.config.head.kind} head and no embedding head; "
                 'choose how to pool its hidden states: pooling="mean", "first" or "last"'
             )
         tokenizer = self._require_tokenizer("use .hidden(ids)")

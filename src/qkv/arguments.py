@@ -59,7 +59,7 @@ def check_mask(mask: Ids | None, ids: Tensor) -> Tensor | None:
     tensor = to_tensor(mask, "mask", ids.shape)
     wrong = tensor[(tensor != 0) & (tensor != 1)]
     if len(wrong):
-        raise UsageError(f"mask: {wrong[0].item()} is neither 1 (a token) nor 0 (padding); give only these")
+        raise UsageError(f"mask: {wrong[0].item()} is neither 1 (a token) nor 0 (padding); give a mask of 0 and 1")
     return tensor.to(ids.device, torch.long)
 
 

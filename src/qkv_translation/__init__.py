@@ -1,4 +1,4 @@
-"""The text processor of the translator that comes with qkv: what a small translator cannot do by itself.
+"""The text processor of the translator that comes with qkv: it handles texts that a small translator cannot.
 
 careful        the processor, which a model declares with `"text_processor": "careful"` in its config.json
 verbatim       what is copied, such as URLs and unseen symbols, and texts in brackets

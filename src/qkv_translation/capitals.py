@@ -5,7 +5,7 @@ from dataclasses import replace
 from qkv.tasks.run.generate import GeneratedText
 from qkv.text import Tokenizer
 
-MIN_CAPITALS = 4  # fewer may be an abbreviation
+MIN_CAPITALS = 4  # a word with fewer capitals may be an abbreviation
 
 
 def lower_capitals(text: str, tokenizer: Tokenizer) -> str:

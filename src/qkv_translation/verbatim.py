@@ -1,9 +1,10 @@
-"""What a translator copies as it is: URLs, e-mail addresses, paths, list markers, and unseen symbols such as emoji.
+"""Texts that a translator copies unchanged: URLs, e-mail addresses, paths, list markers, and unseen symbols such as
+emoji.
 
 A tokenizer that splits text into bytes can encode every symbol. But if its training text did not have the symbol, the
 model has learned nothing about these bytes and may write anything for the whole sentence. So the model reads the
-sentence without URLs and unseen symbols, and they are inserted into the translation beside the same words. Quotation
-marks and dashes that the tokenizer never saw are replaced by their ASCII form, or by a comma.
+sentence without URLs and unseen symbols; they are inserted into the translation between the corresponding words.
+Quotation marks and dashes that the tokenizer never saw are replaced by their ASCII form, or by a comma.
 """
 
 import re
@@ -35,7 +36,7 @@ PARENTHETICAL = re.compile(r"(?<!\w)(?:\(([^()\[\]]+)\)|\[([^()\[\]]+)\])(?!\w)"
 PLAIN_FORMS = dict.fromkeys("“”„‟", '"') | dict.fromkeys("‘’‚", "'") | dict.fromkeys("‐‑–", "-") | {"—": ","}
 DASHES = "–—"
 CLAUSE_MARKS = (",", ":", ";")
-MIN_SYMBOL_BYTES = 3  # in UTF-8; the usual signs of European languages have fewer
+MIN_SYMBOL_BYTES = 3  # in UTF-8; the usual characters of European languages have fewer bytes
 NUM_BYTES = 256
 MAX_SPECIAL_TOKENS = 32
 MAX_ALIGNED_WORDS = 64
@@ -43,14 +44,14 @@ MAX_ALIGNED_WORDS = 64
 
 
 def make_symbol_check(tokenizer: Tokenizer) -> Callable[[str], bool]:
-    """A function that returns whether a character is a symbol or punctuation mark that the tokenizer never saw.
+    """Make a function that returns whether a character is a symbol or punctuation mark that the tokenizer never saw.
 
-    A tokenizer that a run has trained lists the symbols of its text. For others, a symbol that was seen is in the text
-    of a token, except for those of one or two bytes in UTF-8, which every tokenizer of bytes has; and a tokenizer of
-    single bytes cannot tell, so it has no unseen symbols.
+    A tokenizer that was trained by a run lists the symbols of its training text. For other tokenizers, a symbol counts
+    as seen if it is in the text of a token, or has only one or two bytes in UTF-8. A vocabulary of single bytes shows
+    nothing about its training text, so no symbol counts as unseen.
     """
     listed = tokenizer.config.get(SYMBOLS_KEY)
-    tells_nothing = tokenizer.vocab_size <= NUM_BYTES + MAX_SPECIAL_TOKENS and tokenizer.special_tokens.unk is None
+    is_byte_vocabulary = tokenizer.vocab_size <= NUM_BYTES + MAX_SPECIAL_TOKENS and tokenizer.special_tokens.unk is None
 
     @cache
     def is_unseen(character: str) -> bool:
@@ -58,7 +59,7 @@ def make_symbol_check(tokenizer: Tokenizer) -> Callable[[str], bool]:
             return False
         if isinstance(listed, str):
             return character not in listed
-        if tells_nothing or len(character.encode("utf-8", "replace")) < MIN_SYMBOL_BYTES:
+        if is_byte_vocabulary or len(character.encode("utf-8", "replace")) < MIN_SYMBOL_BYTES:
             return False
         ids = [i for text in (character, f" {character}") for i in tokenizer.encode(text, add_special_tokens=False)]
         return not any(character in tokenizer.decode([i]) for i in ids)
@@ -67,7 +68,8 @@ def make_symbol_check(tokenizer: Tokenizer) -> Callable[[str], bool]:
 
 
 def inner_span(text: str, span: CharSpan) -> CharSpan:
-    """The span of a sentence without a bullet, the number of a list item, or quotation marks or brackets around it.
+    """The span of a sentence without a list marker (a bullet or a number) and without quotation marks or brackets
+    around it.
 
     >>> inner_span("2. Next", (0, 7)), inner_span("3. Mai 2021", (0, 11)), inner_span("“Yes.”", (0, 6))
     ((3, 7), (0, 11), (1, 5))
@@ -81,10 +83,10 @@ def inner_span(text: str, span: CharSpan) -> CharSpan:
     return (start + 1, end - 1) if QUOTED.fullmatch(text, start, end) else (start, end)
 
 
-def without_clause_mark(text: str, span: CharSpan) -> CharSpan:
+def strip_clause_mark(text: str, span: CharSpan) -> CharSpan:
     """The span without the comma, colon or semicolon at its end, as in "Dear Tom,".
 
-    >>> without_clause_mark("Dear Tom,", (0, 9)), without_clause_mark("Yes.", (0, 4))
+    >>> strip_clause_mark("Dear Tom,", (0, 9)), strip_clause_mark("Yes.", (0, 4))
     ((0, 8), (0, 4))
     """
     start, end = span
@@ -93,7 +95,9 @@ def without_clause_mark(text: str, span: CharSpan) -> CharSpan:
 
 @dataclass(frozen=True)
 class CopiedText:
-    """A text that the model does not read. It was before the character `position` of the text that the model reads."""
+    """A text that the model does not read. In the sentence, it is before character `position` of the text that the
+    model reads.
+    """
 
     text: str
     position: int
@@ -103,7 +107,9 @@ class CopiedText:
 
 @dataclass(frozen=True)
 class MaskedSource:
-    """The text that the model reads, the texts that are copied, and where each character was: its former index."""
+    """The text that the model reads, the index in the sentence of each of its characters, and the texts that are
+    copied.
+    """
 
     sentence: str  # as it was written
     text: str
@@ -145,7 +151,7 @@ class MaskedSource:
         if len(source_words) > MAX_ALIGNED_WORDS:
             num_before = sum(start < copied.position for start, _ in source_words)
             gap = len(target_words) * num_before // len(source_words)
-        else:  # the gap between two words that leaves the fewest words on the wrong side
+        else:  # the gap that leaves the fewest translated words on the wrong side of the copied text
             is_before = {link.target_start: link.source_start < copied.position for link in find_links(result)}
             wrong = [sum(is_before.values())]
             for start, _ in target_words:
@@ -156,7 +162,7 @@ class MaskedSource:
         return target_words[gap - 1][1] if gap else 0
 
     def _restore_link(self, link: WordLink, text: str, lengths: list[tuple[int, int]]) -> WordLink:
-        """A link between the sentence and the translation with the copied texts."""
+        """Convert a link to the sentence and the translation with the copied texts."""
         shift = sum(length for place, length in lengths if place <= link.target_start)
         first, last = self.origins[link.source_start], self.origins[link.source_end - 1] + 1
         start, end = link.target_start + shift, link.target_end + shift
@@ -164,7 +170,7 @@ class MaskedSource:
 
 
 def find_parentheticals(text: str, is_unseen: Callable[[str], bool]) -> list[tuple[CharSpan, str]]:
-    """The spans of texts in brackets that the tokenizer never saw, with these texts.
+    """The texts in brackets, if the tokenizer never saw brackets, with their spans.
 
     >>> find_parentheticals("He (my brother) wrote f(x).", "()".__contains__)
     [((3, 15), 'my brother')]
@@ -180,7 +186,8 @@ def find_parentheticals(text: str, is_unseen: Callable[[str], bool]) -> list[tup
 
 
 def is_translated(parenthetical: str, text: str) -> bool:
-    """Whether a text in brackets has a word in lower case, or is among capitals. Names and numbers are copied.
+    """Whether a text in brackets is translated: it has a word in lower case, or everything is in capitals. Names and
+    numbers are copied.
 
     >>> is_translated("my brother", "Tom (my brother)"), is_translated("United Nations", "the UN (United Nations)")
     (True, False)
@@ -191,10 +198,10 @@ def is_translated(parenthetical: str, text: str) -> bool:
     return any(parenthetical[start].islower() for start, _ in words) or (text.isupper() and len(words) > 1)
 
 
-def fit_parenthetical(parenthetical: str, translation: str) -> str:
+def adapt_parenthetical(parenthetical: str, translation: str) -> str:
     """The translation of a text in brackets, without the capital and the end mark of a sentence.
 
-    >>> fit_parenthetical("my brother", "Mon frère !")
+    >>> adapt_parenthetical("my brother", "Mon frère !")
     'mon frère'
     """
     text = translation.rstrip(" .!?\xa0\u202f") if parenthetical[-1:].isalnum() else translation
@@ -204,9 +211,10 @@ def fit_parenthetical(parenthetical: str, translation: str) -> str:
 def leave_out_copied(
     text: str, is_unseen: Callable[[str], bool], translations: Mapping[str, str] | None = None
 ) -> MaskedSource:
-    """Separate a sentence into what the model reads and what is copied, with the brackets around it.
+    """Separate a sentence into the text that the model reads and the texts that are copied, with the brackets around
+    them.
 
-    Texts in brackets are inserted like copies: their `translations`, or as they are.
+    Texts in brackets are inserted like copies, translated if `translations` has them.
 
     >>> source = leave_out_copied("I ♥ it – really (https://example.org)!", "♥–".__contains__)
     >>> source.text, [one.text for one in source.copied]
@@ -234,7 +242,7 @@ def leave_out_copied(
         is_after_space = first == 0 or text[first - 1].isspace()
         is_before_space = last == len(text) or text[last].isspace()
         position = last
-        if is_after_space and not text[last : last + 1].isalnum():  # of the spaces on both sides, one side stays
+        if is_after_space and not text[last : last + 1].isalnum():  # keep the spaces on one side only
             drop_spaces()
         while not characters and position < len(text) and text[position].isspace():
             position += 1
@@ -250,7 +258,8 @@ def leave_out_copied(
 
 
 def plain_form(text: str, index: int, is_unseen: Callable[[str], bool]) -> str:
-    """What the model reads for a character: an unseen dash between clauses is a comma, other unseen marks are in ASCII.
+    """The form of a character that the model reads: an unseen dash between clauses becomes a comma, other unseen marks
+    ASCII.
 
     >>> [plain_form(text, 1, "–“".__contains__) for text in ("1–2", "a– b", "a–, b", "(“a", "(„a")]
     ['-', ',', ',', '"', '„']
@@ -296,7 +305,7 @@ def overlaps(span: CharSpan, others: Sequence[CharSpan]) -> bool:
 
 
 def extend_url(text: str, start: int, end: int) -> CharSpan:
-    """The span of a URL with a bracket at its end that closes one inside it: https://example.org/a_(b)."""
+    """The span of a URL, extended by a closing bracket if the URL contains the opening one: https://example.org/a_(b)."""
     url = text[start:end]
     return start, end + (url.count("(") > url.count(")") and text[end : end + 1] == ")")
 

@@ -85,7 +85,7 @@ def test_mistakes_are_refused() -> None:
     batch = Inputs(torch.zeros(2, 3, dtype=torch.long))
     with pytest.raises(ValueError, match="a prompt is one sequence, and these inputs have 2"):
         Prompt(batch)
-    with pytest.raises(ValueError, match="has no step"):
+    with pytest.raises(ValueError, match="must have step 1"):
         batch[::2]
 
 

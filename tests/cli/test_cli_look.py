@@ -111,7 +111,7 @@ def test_layers_that_only_one_stack_has(tmp_path: Path, run_qkv: Any) -> None:
     assert "alignment" not in document["views"]
     decoder = replace(model.config.encoder, layers=3)
     qkv.new(replace(model.config, decoder=decoder), tokenizer=model.tokenizer).save(tmp_path / "deep-decoder")
-    assert "add --target for each" in run_qkv(["look", "deep-decoder", "the cat", "--mask", "--layers", "2"], 2).err
+    assert "a --target for each text" in run_qkv(["look", "deep-decoder", "the cat", "--mask", "--layers", "2"], 2).err
 
 
 @pytest.mark.parametrize(

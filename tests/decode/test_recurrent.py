@@ -90,7 +90,7 @@ def test_what_needs_a_transformer_is_refused() -> None:
         generate(network, PROMPTS, GenerationOptions(), draft="lookup")
     with pytest.raises(UsageError, match="the draft keeps a state"):
         generate(transformer("decoder"), PROMPTS, GenerationOptions(), draft=network)
-    with pytest.raises(UsageError, match="the engine keeps keys and values in pages"):
+    with pytest.raises(UsageError, match="the engine needs a model that only keeps keys and values"):
         Engine(network)
     with pytest.raises(QkvError, match="int8 is for Transformers"):
         quantize(network)  # type: ignore[type-var]

@@ -108,7 +108,7 @@ def test_codes_of_two_back_ends_do_not_overlap() -> None:
 
     register_back_end(Other, Tiles, replace=True)
     try:
-        with pytest.raises(ValueError, match="begin at 23, inside of others"):
+        with pytest.raises(ValueError, match="overlap with others at 23"):
             config_with(TilesConfig(first_id=FIRST, num_codes=4), Other(first_id=FIRST + 1, num_codes=2))
         config_with(TilesConfig(first_id=FIRST, num_codes=4), Other(first_id=FIRST + 4, num_codes=2))
     finally:
@@ -122,7 +122,7 @@ def test_a_folder_keeps_the_back_end(tmp_path: Path) -> None:
     assert again.config == model.config
     ids = [FIRST, FIRST + 1]
     assert torch.equal(draw(again.network, ids)[0].values, draw(model.network, ids)[0].values)
-    with pytest.raises(qkv.QkvError, match=r"no place for the back ends of this model \(tiles\)"):
+    with pytest.raises(qkv.QkvError, match=r"cannot store the back ends of this model \(tiles\)"):
         qkv.new(replace(config_with(), front_ends=())).export(tmp_path / "hf")
 
 

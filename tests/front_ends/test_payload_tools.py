@@ -114,6 +114,6 @@ def test_a_folder_keeps_front_ends_and_the_processor(vocab_size: int, tmp_path: 
 
 @pytest.mark.parametrize("format", ["hf", "onnx", "ctranslate2"])
 def test_an_export_is_refused_with_a_reason(format: str, tmp_path: Path) -> None:
-    with pytest.raises(QkvError, match=rf"the format {format} has no place for the front ends .* \(squares\)"):
+    with pytest.raises(QkvError, match=rf"the format {format} cannot store the front ends .* \(squares\)"):
         make_model(make_network("decoder")).export(tmp_path / "out", format=format)
     assert not (tmp_path / "out").exists()

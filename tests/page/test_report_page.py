@@ -9,7 +9,7 @@ from browsing import find_axe_errors, open_browser
 
 from qkv.tasks.report import Advice, RunReport
 from qkv.tasks.report.curve_verdict import CurveVerdict
-from qkv.tasks.report.data import DataReport
+from qkv.tasks.report.data import RecordCounts
 from qkv.tasks.report.errors import ErrorReport
 from qkv.tasks.report.leakage import Leak, LeakageReport
 from qkv.tasks.report.learning_curve import CurvePoint, Gain, LearningCurve
@@ -46,7 +46,9 @@ def make_report() -> RunReport:
             Advice("lr", "Lower the learning rate", "It rose.", ("train.lr=1e-4",), "qkv train " + "long-name/" * 30),
         ),
         score=score,
-        fit=CurveVerdict("settled", "the training loss fell from 1 to 0.1, and the validation loss settled at 0.2"),
+        curve_verdict=CurveVerdict(
+            "settled", "the training loss fell from 1 to 0.1, and the validation loss settled at 0.2"
+        ),
         curves=RunCurves(
             "run", [(step, 10 / step) for step in steps], [], {"loss": [(step, 12 / step) for step in steps]}
         ),
@@ -54,7 +56,7 @@ def make_report() -> RunReport:
         leakage=LeakageReport(
             100, 900, True, {0: Leak("valid.tsv:1", "train.tsv:7", HOSTILE, HOSTILE, 1.0)}, [("text", "good", "bad")]
         ),
-        data=DataReport(900, 9000, 20, 0, 0, 3, 64, 128),
+        data=RecordCounts(900, 9000, 20, 0, 0, 3, 64, 128),
         learning_curve=LearningCurve(
             "accuracy",
             "TF-IDF + linear SVM",
@@ -98,9 +100,9 @@ def test_all_sections_are_drawn_and_accessible(browser: Any, tmp_path: Path, sch
 
 
 def test_a_report_with_few_parts_has_few_sections(browser: Any, tmp_path: Path) -> None:
-    fit = CurveVerdict("unknown", "too few steps were logged to judge the training")
+    verdict = CurveVerdict("unknown", "too few steps were logged to judge the training")
     report = RunReport(
-        folder="run", task="language", data_name="test data", advice=(), fit=fit, curves=RunCurves("run")
+        folder="run", task="language", data_name="test data", advice=(), curve_verdict=verdict, curves=RunCurves("run")
     )
     report.save(tmp_path / "new" / "report.html")
     page = browser.new_page()

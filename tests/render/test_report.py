@@ -9,7 +9,7 @@ from rich.console import Console
 from qkv.render.report import name_better_baseline, print_report, summarise_report
 from qkv.tasks.report import Advice, RunReport
 from qkv.tasks.report.curve_verdict import CurveVerdict
-from qkv.tasks.report.data import DataReport
+from qkv.tasks.report.data import RecordCounts
 from qkv.tasks.report.leakage import Leak, LeakageReport
 from qkv.tasks.report.score import LengthGroup, Measured, ScoreReport
 from qkv.train.run.curves import RunCurves
@@ -23,7 +23,7 @@ REPORT = RunReport(
     data_name="validation data",
     advice=(),
     score=SCORE,
-    fit=CurveVerdict("settled", "it fell"),
+    curve_verdict=CurveVerdict("settled", "it fell"),
     curves=RunCurves("a"),
 )
 
@@ -54,7 +54,7 @@ def test_nouns_agree_with_their_numbers(count: int, noun: str) -> None:
     score = ScoreReport("loss", Measured("model", 1.0), num_records=count, num_usable=count, unit="document")
     found = LeakageReport(1, 1, True, {0: Leak("v:5", "t:1", "a", "a", 1.0)}, unit="line")
     report = replace(
-        REPORT, score=score, data=DataReport(count, 900, 0, 0, 0, 0, 64, 64, unit="document"), leakage=found
+        REPORT, score=score, data=RecordCounts(count, 900, 0, 0, 0, 0, 64, 64, unit="document"), leakage=found
     )
     out = show(report)
     assert f"Loss on {count} {noun}\n" in out

@@ -191,11 +191,11 @@ def test_model_without_embedding_head_needs_pooling(notes: Path) -> None:
 def test_another_model_is_refused(notes: Path, model: qkv.Model) -> None:
     build(notes, model)
     other = make_embedder(seed=2)
-    with pytest.raises(UsageError, match=r"another model.*--rebuild"):
+    with pytest.raises(UsageError, match=r"a different model.*--rebuild"):
         build(notes, other)
     index = qkv.open_index(notes.parent / "index", model=other)
     assert index.search("fox", method="bm25").hits  # needs no model
-    with pytest.raises(UsageError, match="another model"):
+    with pytest.raises(UsageError, match="a different model"):
         index.search("fox")
     with pytest.raises(QkvError, match="the model is unknown"):
         qkv.open_index(notes.parent / "index").search("fox")

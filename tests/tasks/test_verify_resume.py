@@ -18,8 +18,8 @@ from qkv.tasks.verify_resume import (
     KillAfterCheckpoint,
     compare_checkpoints,
     compare_logs,
+    make_short_recipe,
     newest_checkpoint,
-    shorten_recipe,
     verify_resume,
 )
 from qkv.train import step
@@ -114,7 +114,7 @@ def test_a_misspelt_recipe_is_told_before_anything_starts(tmp_path: Path, monkey
 
 def test_a_recipe_is_shortened_and_else_the_same(tmp_path: Path) -> None:
     recipe = tiny(tmp_path, train={"minutes": 5.0, "epochs": 2, "patience": 3})
-    short = shorten_recipe(str(written(recipe)), ["train.lr=0.5"], 12, 4)
+    short = make_short_recipe(str(written(recipe)), ["train.lr=0.5"], 12, 4)
     assert (short.train.steps, short.train.minutes, short.train.epochs, short.train.save_every) == (12, 0.0, 0, 4)
     assert short.train.lr == 0.5
     for section in ("data", "tokenizer", "model", "objective"):

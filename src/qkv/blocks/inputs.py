@@ -175,7 +175,7 @@ class Inputs:
         """Return some of the sequences, with their sources. The slice has no step."""
         first, end, step = rows.indices(self.batch_size)
         if step != 1:
-            raise ValueError(f"{rows}: a slice of inputs has no step")
+            raise ValueError(f"{rows}: a slice of inputs must have step 1")
         length = self.ids.shape[1]
         payloads = self._select_items(
             lambda start: (start >= first * length) & (start < end * length), lambda index: index - first * length

@@ -166,7 +166,7 @@ def parse_fields(arguments: Sequence[str], description: str, *, required: bool =
     plain = [argument for argument in arguments if "=" not in argument or Path(argument).exists()]
     if plain and (required or len(plain) < len(arguments)):
         choice = "" if required else ", or none"
-        raise UsageError(f"{description}: {plain[0]!r} is not of the form field=value; write all values so{choice}")
+        raise UsageError(f"{description}: {plain[0]!r} is not of the form field=value; write all in this form{choice}")
     pairs = [argument.partition("=") for argument in arguments if not plain]
     names = [name for name, _, _ in pairs]
     if repeated := [name for name in names if names.count(name) > 1]:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 DEFAULT_SAMPLES = 5
 STUDY = "study.json"
 ONE_SEED = (
-    "One seed each: the intervals hold for these models, not for the change between them, because another seed would "
-    "give other models. qkv study trains several seeds of each."
+    "Each recipe was trained with one seed, so the intervals compare these models, not the recipes: another seed would "
+    "give other models. To compare recipes, use qkv study, which trains several seeds of each."
 )
 
 
@@ -65,10 +65,10 @@ def evaluate(
 ) -> None:
     """Evaluate a model on data: the metrics of its task with 95 % intervals, and examples of its predictions.
 
-    With several models, or two indexes, before the data, all are evaluated, and the differences from the first are
-    printed with intervals and p-values. The folder of a study stands for all of its models. Without data, a run is
-    evaluated on the test files of its own recipe, else on its validation files, else on the fraction of the training
-    files that it held out for validation.
+    Several models (or two indexes) may be given before the data. All are evaluated, and the differences from the first
+    are printed with intervals and p-values. The folder of a study stands for all of its models. Without data, a run is
+    evaluated on the test files of its own recipe. If the recipe has none, its validation files are used, or the part of
+    the training files that the run held out for validation.
 
     Examples:
         qkv eval runs/dates
@@ -83,30 +83,30 @@ def evaluate(
     Parameters
     ----------
     model
-        A model folder, a hub id, or a bundled model (see qkv models), with a tokenizer; or an index, which is
-        evaluated by judgements of its files.
+        A model folder, a hub id, or a bundled model (see qkv models), with a tokenizer; or a search index, which is
+        evaluated with relevance judgements.
     data
         Files, globs or folders; field=file for each of several line-aligned files; or a built-in dataset. The folders
         of more models, or of a second index, may come first.
     valid
-        A file to evaluate on, once for each: the same as `data`, as in qkv init.
+        Evaluation file, in place of DATA. Repeat the option for several files.
     test
-        A file to evaluate on, once for each: the same as `data`, as in qkv init.
+        Evaluation file, in place of DATA. Repeat the option for several files.
     columns
-        field=column for each column to read, such as --columns source=0 target=1 (numbers count from 0, for a table
-        without a header line). By default columns are found by their names, then by the recipe of the run, then by
-        their content.
+        field=column for each column to read, such as --columns source=0 target=1. In a table without a header line,
+        columns are numbers from 0. Default: columns with common names, then the columns of the run's recipe, then a
+        guess from their content.
     format
-        The format of the files; by default it follows from their extension and their first lines.
+        Format of the files. Default: detected from the extension and the first lines.
     records_key
-        Where in a JSON document the list of records is.
+        Path of the list of records in a JSON document, such as data.train.
     encoding
-        The encoding of text files, such as latin-1; by default it is recognised.
+        Encoding of text files, such as latin-1. Default: recognised.
     split
         The split of a built-in dataset: train, valid or test (the default).
     metric
-        The name of a metric; may be given several times. By default all metrics of the task are computed. For an index:
-        ndcg@k, map, recall@k and mrr@k, where k is the number of files, such as recall@5.
+        Name of a metric. Repeat the option for several metrics. Default: all metrics of the task. For an index: ndcg@k,
+        map, recall@k and mrr@k, where k is a number of files, as in recall@5.
     limit
         Number of records, a random sample that is always the same; 0 for all.
     beam
@@ -139,7 +139,7 @@ def evaluate(
         given |= {"int8": int8, "int4": int4}
         given |= {"samples": samples != DEFAULT_SAMPLES, "no-baseline": not baseline}
         if unused := [f"--{name}" for name, value in given.items() if value]:
-            raise UsageError(f"{model} is an index, whose evaluation does not use {', '.join(unused)}; leave them out")
+            raise UsageError(f"{model} is an index; evaluating it does not use {', '.join(unused)}; leave them out")
         return evaluate_search(
             [model, *data], metrics=metric or (), limit=limit, resamples=resamples, device=device, json=json
         )

@@ -35,8 +35,8 @@ def evaluate_search(
         queries, judgements = read_judged_queries(data[0])
     else:
         raise UsageError(
-            "an index is evaluated by judgements: give one file with the columns query, document and relevance, or two "
-            f"files: queries=queries.tsv judgements=qrels.tsv; given: {' '.join(data) or 'no file'}"
+            "an index is evaluated with judgements: give one file with the columns query, document and relevance, or "
+            f"two files: queries=queries.tsv judgements=qrels.tsv; given: {' '.join(data) or 'no file'}"
         )
     chosen = dict(list(queries.items())[: limit or None])
     results = [

@@ -186,7 +186,7 @@ def has_letters(name: str) -> bool:
 
 
 def find_trained_columns(models: Sequence[str]) -> dict[str, dict[str, str]]:
-    """The columns in the recipes of those models that are runs and whose recipes name columns."""
+    """The columns that the recipes of the models choose; only runs have recipes."""
     found = {}
     for model in models:
         try:

@@ -31,7 +31,7 @@ def look(
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
-    """Show what happens inside a model on one text: a heat map here, and everything else in a web page.
+    """Show what happens inside a model on one text: a heat map in the terminal, and everything else in a web page.
 
     The page shows tokens, embeddings, all attention heads with their numbers step by step, predictions after each
     layer, neurons, the tree of a beam search, and the alignment of an encoder-decoder. It is one file that needs no

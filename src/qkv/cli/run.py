@@ -95,11 +95,11 @@ def run(
     """Run a model on texts: generate text, classify, tag, answer, embed, or fill masks.
 
     A decoder continues each text; an encoder-decoder produces a target for each source. The result of a single text
-    keeps its line breaks; several texts have one line each. If no texts are given, the command reads lines from stdin
-    and writes one line for each, in order. Output comes in chunks of several batches; with --batch-size 1 it comes line
-    by line. On a terminal, a single text is streamed while a decoder generates it. A pair (a question and its context,
-    or two texts to classify) is one line with a tab between the two texts. A tagger lists the entities below each text
-    of the command line; for lines on stdin, add --json.
+    keeps its line breaks; the results of several texts have one line each. If no texts are given, the command reads
+    lines from stdin and writes one line for each, in order. It writes after every few batches; with --batch-size 1,
+    after every line. On a terminal, a single text is streamed while a decoder generates it. A pair (a question and its
+    context, or two texts to classify) is one line with a tab between the two texts. For texts on the command line, a
+    tagger also lists the entities below each text; for lines on stdin, add --json.
 
     Examples:
         qkv run en-fr "The cat chased the mouse."
@@ -127,7 +127,7 @@ def run(
     top_k
         Sample from the k most probable tokens; 0 for all.
     top_p
-        Sample from the most probable tokens, whose probabilities add up to p (nucleus sampling).
+        Sample from the smallest set of most probable tokens with a total probability of at least p (nucleus sampling).
     seed
         Seed for sampling; the same seed gives the same text.
     stop
@@ -170,7 +170,7 @@ def run(
     task = choose_task(loaded.config, options)
     if (options.get("top", 0) > 1 or options.get("align")) and not texts and not json:
         option = f"--top {options['top']}" if options.get("top", 0) > 1 else "--align"
-        raise UsageError(f"{option} needs --json for lines on stdin: each has one line of output; add --json")
+        raise UsageError(f"{option} needs --json for lines on stdin, because each gives one line of output; add --json")
     if generation and not task.generates:
         raise UsageError(
             f"{list_flags(generation)[0]} is for models that generate text, but this one {task.description}; remove it"
@@ -287,7 +287,7 @@ def run_generation(
 ) -> None:
     """Generate a text for each line, and print it; on a terminal, a single text is printed while it is generated."""
     if options:
-        raise UsageError(f"--draft does not go with {' and '.join(list_flags(options))}; leave one of them out")
+        raise UsageError(f"--draft cannot be combined with {' and '.join(list_flags(options))}; leave one out")
     streams = generation.get("beam", 1) == 1 and not json and sys.stdout.isatty() and lines.is_interactive
     for chunk in lines:
         if streams and chunk[0].strip():

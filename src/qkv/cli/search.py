@@ -109,7 +109,7 @@ def search(
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
-    """Search an index: prints the file and line of each match, its score and the text around it.
+    """Search an index, and print the file and line of each match, its score and the text around it.
 
     Examples:
         qkv search notes.index how to renew a passport
@@ -126,7 +126,7 @@ def search(
     method
         "dense" compares meanings by vectors, "bm25" compares words, and "fused" combines both rankings.
     model
-        The model that built the index, if it is not at its old place.
+        Path of the model that built the index, if it has moved.
     """
     check_minimum("top", top, 1)
     text = " ".join(query)

@@ -20,7 +20,7 @@ def study(
     out: Path | None = None,
     json: Json = False,
 ) -> None:
-    """Compare variants of a recipe over several seeds, and say what the numbers support.
+    """Compare variants of a recipe over several seeds, and report which differences the numbers support.
 
     Each variant is trained once for each seed, in ordinary run folders inside the folder of the study. The result has
     the mean and standard deviation over seeds, the difference from the first variant with its interval, and the number
@@ -38,16 +38,18 @@ def study(
     overrides
         Changes to the recipe for all variants: key=value.
     vary
-        key=value,value of the recipe: the variants, the baseline first. With several keys, every combination.
+        key=value,value: a key of the recipe and the values to compare, the baseline first. Repeat the option for
+        several keys; the variants are then all combinations.
     seeds
-        Number of seeds. Default: 3, or the seeds that the study has.
+        Number of seeds. Default: 3 for a new study; an existing study keeps its number.
     jobs
         Number of runs at the same time.
     match
-        What all variants have equally: steps as in the recipe, or FLOPs, tokens or seconds by changing train.steps, or
-        parameters by changing model.ffn_width.
+        The budget that all variants share. steps: as in the recipe. flops, tokens or seconds: by changing train.steps.
+        parameters: by changing model.ffn_width.
     tune
-        key=value,value: each variant gets the value with the best metric on another seed, which does not count.
+        key=value,value: values to try for each variant. The best one is chosen with an extra seed, which does not count
+        in the comparison.
     metric
         The metric to compare, such as loss, bleu or accuracy.
     out
@@ -68,7 +70,7 @@ def study(
         planned = extend(open_study(Path(recipe)), seeds)
     else:
         if not vary:
-            raise UsageError("--vary says what to compare, such as --vary model.feedforward=relu,swiglu")
+            raise UsageError("there is nothing to compare; add --vary, such as --vary model.feedforward=relu,swiglu")
         plan = StudyPlan(
             recipe=recipe,
             overrides=overrides,

@@ -55,7 +55,7 @@ def train(
     minutes
         Training time: the same as train.minutes=…. Default: as in the recipe.
     dry_run
-        Show the full recipe, the model, its memory and the first examples, without training.
+        Do not train; show the full recipe, the model, its memory and the first examples.
     processes
         Number of processes to start on this machine, usually one per GPU.
     """

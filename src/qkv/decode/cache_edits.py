@@ -38,7 +38,7 @@ def crop_cache(cache: SelfCache, filled: int) -> None:
     if not 0 <= filled <= cache.filled:
         raise ValueError(f"cannot crop to {filled} slots: it must lie in 0 … {cache.filled}")
     if any(cache.states):
-        raise ValueError("a cache with the state of a part cannot be cropped: the state has read all tokens")
+        raise ValueError("a cache with a state cannot be cropped, because the state depends on all tokens")
     cache.filled = filled
     cache.document_ids[:, filled:] = 0
 

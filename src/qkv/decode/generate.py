@@ -55,7 +55,7 @@ def generate(
         )
     if draft is not None and network.config.keeps_state:
         raise UsageError(
-            "a draft needs a Transformer: this model keeps a state, which cannot go back to before a rejected "
+            "a draft needs a Transformer: this model keeps a state, which cannot forget a rejected "
             "token; leave out the draft"
         )
     if options.tap is not None and draft is not None:

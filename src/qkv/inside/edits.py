@@ -122,7 +122,7 @@ def patch(site: str, trace: Trace, *, source_positions: Sequence[int] | None = N
         length = donor.shape[-2]
         missing = [p for p in (listed if origin is None else origin.values()) or () if p >= length]
         if missing:
-            raise UsageError(f"position {missing[0]}: the trace has {length} tokens at {context.name}; give others")
+            raise UsageError(f"position {missing[0]}: the trace has {length} tokens at {context.name}; give lower ones")
         inside = indices < length
         indices = indices.clamp(max=length - 1)
         if context.activation in MATRIX_SITES:

@@ -98,7 +98,7 @@ def check_vocabulary_head(network: Network) -> None:
     """Raise an error if the head does not predict tokens."""
     kind = network.config.head.kind
     if kind not in ("lm", "mlm"):
-        raise UsageError(f"a lens reads a head that predicts tokens (lm or mlm); this model has a {kind} head")
+        raise UsageError(f"a lens needs a head that predicts tokens (lm or mlm); this model has a {kind} head")
 
 
 def _target_ids(network: Network, trace: Trace, targets: int | Sequence[int]) -> Tensor:

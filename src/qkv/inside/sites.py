@@ -37,7 +37,7 @@ def require_blocks(config: Config, what: str) -> None:
     """Raise an error if a model is recurrent: `what`, a lens for instance, reads parts of Transformer blocks."""
     if config.is_recurrent:
         raise UsageError(
-            f"{what} reads Transformer blocks, but this model has {config.stack.block.upper()} layers; trace its own "
+            f"{what} needs Transformer blocks, but this model has {config.stack.block.upper()} layers; trace its own "
             f"sites instead: {', '.join(list_sites(config))}"
         )
 

@@ -87,11 +87,11 @@ class Config:
         end = 0
         for one in sorted(self.back_ends, key=lambda one: one.first_id):
             if one.num_codes and one.first_id < end:
-                raise ValueError(f"back_ends: the codes of {one.kind!r} begin at {one.first_id}, inside of others")
+                raise ValueError(f"back_ends: the codes of {one.kind!r} overlap with others at {one.first_id}")
             end = max(end, one.ids.stop)
         if end > self.stack.vocab_size:
             raise ValueError(
-                f"back_ends: codes end at {end}, but vocab_size = {self.stack.vocab_size}; a vocabulary includes codes"
+                f"back_ends: codes end at {end}, but vocab_size = {self.stack.vocab_size}; raise vocab_size"
             )
 
     @property

@@ -33,7 +33,7 @@ def print_report(report: RunReport, console: Console) -> None:
     if report.score is not None:
         print_score(report.score, console)
     _heading("Training", console)
-    console.print(Text(f"{capitalise(report.fit.summary)}."))
+    console.print(Text(f"{capitalise(report.curve_verdict.summary)}."))
     if report.score is not None:
         print_groups(report.score, console)
     if report.errors is not None:
@@ -44,7 +44,9 @@ def print_report(report: RunReport, console: Console) -> None:
             )
         else:
             print_errors(
-                "Errors with the highest confidence: read these first; the label may be wrong", errors.surest, console
+                "Errors with the highest confidence: read these first; the label may be wrong",
+                errors.most_confident,
+                console,
             )
         print_errors("Worst errors", errors.worst, console)
     print_data(report, console)

@@ -103,7 +103,9 @@ class Embedder:
             why = (
                 f"the vectors of a test sentence have cosine {cosine:.3f}" if same_width else "the vector widths differ"
             )
-            raise UsageError(f"{subject}: built by another model than {self.name or 'this one'} ({why}); {remedy}")
+            raise UsageError(
+                f"{subject}: built with a different model than {self.name or 'this one'} ({why}); {remedy}"
+            )
 
 
 def _absolute_name(model: str | Path) -> str:

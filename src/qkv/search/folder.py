@@ -144,9 +144,9 @@ def _check_shapes(arrays: dict[str, np.ndarray]) -> None:
     for name, target in ends.items():
         starts = arrays[name]
         if starts[0] != 0 or starts[-1] != len(arrays[target]) or (np.diff(starts) < 0).any():
-            raise ValueError(f"{name} does not fit {target}")
+            raise ValueError(f"{name} does not match {target}")
     if len(arrays["posting_counts"]) != len(arrays["posting_passages"]):
-        raise ValueError("posting_counts does not fit posting_passages")
+        raise ValueError("posting_counts does not match posting_passages")
     passages = arrays["posting_passages"]
     if passages.size and not (passages.min() >= 0 and passages.max() < num):
         raise ValueError("posting_passages has a number that is out of range")

@@ -51,11 +51,12 @@ class ServeSettings:
     header_seconds: float = 10.0
     """Maximum time to receive the headers of a request."""
     write_seconds: float = 30.0
-    """Maximum time in which a client reads none of its answer."""
+    """Maximum time that a client may pause while it reads an answer."""
     max_unsent_bytes: int = 256 * MIB
     """Maximum size of all answers that clients have not read yet."""
     gather_seconds: float = 0.004
-    """Time that a call of another task than generation waits for other calls to join its batch."""
+    """Time that a call waits for others to join its batch. It does not apply to generation, which batches continuously.
+    """
     max_chunks_per_second: int = 2000
     """Maximum number of chunks per second in all streams of a model; above it, chunks have several tokens."""
     drain_seconds: float = 30.0

@@ -139,7 +139,7 @@ def check_names(path: Path) -> None:
         for name, count in counts[-1].items() if counts else ():
             if count > 1:
                 raise QkvError(
-                    f"{path}: the tensor {shorten(name)} is in it {count} times, so it may be damaged; fetch it again"
+                    f"{path}: the tensor {shorten(name)} occurs {count} times, so it may be damaged; fetch it again"
                 )
 
 

@@ -54,13 +54,13 @@ def write_model(
         if (ends := getattr(config, name.replace(" ", "_"))) and format != "qkv":
             kinds = ", ".join(end.kind for end in ends)
             raise QkvError(
-                f"the format {format} has no place for the {name} of this model ({kinds}), so it would lose what they "
+                f"the format {format} cannot store the {name} of this model ({kinds}), so it would lose what they "
                 f"{does}; use the folder that qkv writes (m.save)"
             )
     if format != "qkv" and (own := find_plugins(config.list_parts())):
         rows = "; ".join(f"{', '.join(plugin.rows)} of the plugin {plugin.module}" for plugin in own)
         raise QkvError(
-            f"the format {format} has no place for {rows}, so it would compute something else; use the folder that qkv "
+            f"the format {format} cannot store {rows}, so it would compute something else; use the folder that qkv "
             "writes (m.save)"
         )
     check_not_quantized(network)

@@ -57,7 +57,7 @@ def verify_resume(
     save = max(1, steps // 3)
     file, whole, killed = folder / "recipe.toml", folder / "whole", folder / "killed"
     recipe_file.import_plugins_of(recipe, overrides)
-    recipe_file.write(shorten_recipe(recipe, overrides, steps, save), file)
+    recipe_file.write(make_short_recipe(recipe, overrides, steps, save), file)
     report_stage(f"training {steps} steps")
     wait_for_process(start_process("qkv", "train", file, f"run={whole}"))
     chosen = newest_checkpoint(whole).state["progress"]["precision"]  # measured; the second run must not measure again
@@ -74,7 +74,7 @@ def verify_resume(
     return ResumeReport(not difference, steps, step, tensors, lines, difference)
 
 
-def shorten_recipe(name: str, overrides: Sequence[str], steps: int, save_every: int) -> Recipe:
+def make_short_recipe(name: str, overrides: Sequence[str], steps: int, save_every: int) -> Recipe:
     """The recipe with a limit of a few steps; model, data and precision stay the same."""
     few = [*(f"train.{name}=0" for name in BUDGETS), f"train.steps={steps}", "train.patience=0", "train.trackers=[]"]
     often = [f"train.save_every={save_every}", "train.log_every=1", f"train.eval_every={steps}"]

@@ -276,9 +276,8 @@ def _find_contents(text: str, messages: Sequence[Message], around: Sequence[str]
         if text[position:] == around[-1]:
             return
     raise QkvError(
-        "the chat template changes the text of a message, or of other messages because of it, so qkv cannot find the "
-        "answers in its text; remove the chat, or remove chat_template from tokenizer_config.json to train with qkv's "
-        "own template"
+        "the chat template changes the text of messages, so qkv cannot find the answers in its output; remove this "
+        "chat, or remove chat_template from tokenizer_config.json to train with qkv's own template"
     )
 
 

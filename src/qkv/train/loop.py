@@ -309,7 +309,7 @@ def check_finite(job: Job, run: TrainingRun, recent: Sequence[tuple[int, Batch]]
     problem = f"step {step + 1:,}: the loss or the gradient is not finite, so the weights were not updated"
     if job.recipe.train.on_nonfinite == "stop":
         raise QkvError(
-            f"{problem}. Its examples: {examples}. Check these. To skip such steps, resume with "
+            f"{problem}. Check its examples: {examples}. To skip such steps, resume with "
             f"{resume_command(job.recipe.run, job.world.size)} train.on_nonfinite=skip; otherwise start again with a "
             "lower train.lr"
         )

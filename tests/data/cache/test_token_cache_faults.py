@@ -177,7 +177,7 @@ def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path, corpus, monkeypatc
 
 def test_a_folder_with_anything_else_in_it_is_never_replaced(tmp_path):
     precious = write(tmp_path, "thesis.txt", "years of work\n")
-    with pytest.raises(UsageError, match="exists and contains other files than a token cache"):
+    with pytest.raises(UsageError, match="contains files that are not of a token cache"):
         TokenCache.build([Record({"text": "x"}, FileLocation("x", 1))], ByteEncode(), tmp_path)
     assert precious.exists()
 

@@ -194,7 +194,7 @@ def test_a_span_outside_the_passage_is_no_answer(span):
 
 
 def test_an_overlap_that_leaves_nothing_is_refused():
-    with pytest.raises(UsageError, match="overlap = 27 is not possible"):
+    with pytest.raises(UsageError, match="overlap = 27 must be less than 27"):
         answers(overlap=27)
 
 

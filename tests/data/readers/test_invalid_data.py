@@ -168,7 +168,7 @@ def test_a_carriage_return_outside_quotes_has_our_message(tmp_path):
 def test_utf16_without_a_mark(tmp_path, encoding):
     texts, problems = met(write(tmp_path, "a.txt", "hello there\nand more\n".encode(encoding)))
     assert texts == [{"text": "hello there"}, {"text": "and more"}]
-    assert counts(problems) == {"UTF-16 without a mark": 1}
+    assert counts(problems) == {"UTF-16 without a byte-order mark": 1}
 
 
 def test_utf16_with_half_a_pair_and_half_a_unit_loses_those_lines_only(tmp_path):
@@ -201,7 +201,7 @@ def test_any_bytes_at_all_are_read_or_counted(tmp_path_factory, raw):
     except QkvError:
         return
     blank = counts(problems).get("blank line", 0)
-    wide = {"byte-order mark", "UTF-16 without a mark"} & counts(problems).keys()
+    wide = {"byte-order mark", "UTF-16 without a byte-order mark"} & counts(problems).keys()
     is_table = bool(texts) and "text" not in texts[0]  # lines with tabs: the first may be the names of the columns
     header = int(is_table and "first line" not in counts(problems))
     assert wide or len(texts) + problems.num_invalid + blank + header == len(raw)

@@ -72,9 +72,9 @@ def test_a_validation_loss_that_fell_shows_that_a_run_has_not_stalled() -> None:
     training = [(8.0 * (i + 1), loss) for i, loss in enumerate((0.0258, 0.0255, 0.0266, 0.0247, 0.0224, 0.021, 0.0315))]
     valid = [(9.0, 0.0213), (24.0, 0.0232), (40.0, 0.0187), (56.0, 0.0187)]
     lr = [(step, 1e-3) for step, _ in training]
-    fit = diagnose_curves(RunCurves("run", training, lr, {"loss": valid}))
-    assert fit.verdict == "settled"
-    assert fit.summary.startswith("the training loss rose from 0.0258 to 0.0315, and the validation loss ")
+    found = diagnose_curves(RunCurves("run", training, lr, {"loss": valid}))
+    assert found.verdict == "settled"
+    assert found.summary.startswith("the training loss rose from 0.0258 to 0.0315, and the validation loss ")
     flat = [(step, 0.0213) for step, _ in valid]
     assert diagnose_curves(RunCurves("run", training, lr, {"loss": flat})).verdict == "stalled"
 
@@ -83,8 +83,8 @@ def test_a_gain_of_a_small_loss_is_a_gain() -> None:
     """The losses of a tagger: most tokens are easy, so that the mean over all tokens is small."""
     training = [(7.0 * (i + 1), loss) for i, loss in enumerate((0.701, 0.219, 0.176, 0.161, 0.163, 0.144, 0.0926))]
     valid = [(9.0, 0.2185), (17.0, 0.1258), (30.0, 0.0931), (47.0, 0.1006), (49.0, 0.0824)]
-    fit = diagnose_curves(RunCurves("run", training, [(step, 1e-3) for step, _ in training], {"loss": valid}))
-    assert fit.verdict == "improving"
+    found = diagnose_curves(RunCurves("run", training, [(step, 1e-3) for step, _ in training], {"loss": valid}))
+    assert found.verdict == "improving"
 
 
 def test_a_rise_of_a_tiny_loss_and_a_late_minimum_are_no_overfitting() -> None:
@@ -97,9 +97,9 @@ def test_a_rise_of_a_tiny_loss_and_a_late_minimum_are_no_overfitting() -> None:
 def test_a_rise_of_the_validation_loss_is_overfitting_whatever_the_training_loss() -> None:
     """The training loss includes label smoothing, so that it is higher."""
     valid = [0.424, 0.037, 0.0037, 0.02, 0.019, 0.026, 0.032, 0.033, 0.032, 0.032]
-    fit = diagnose_curves(make_curves(falling(0.5, 0.2), valid))
-    assert fit.verdict == "overfitted"
-    assert "lowest at step 120 of 400 (0.0037) and rose to 0.032" in fit.summary
+    found = diagnose_curves(make_curves(falling(0.5, 0.2), valid))
+    assert found.verdict == "overfitted"
+    assert "lowest at step 120 of 400 (0.0037) and rose to 0.032" in found.summary
 
 
 def test_a_metric_that_ends_at_its_best_has_a_late_gain() -> None:

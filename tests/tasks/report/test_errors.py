@@ -7,7 +7,7 @@ import pytest
 import qkv
 from qkv.data import FileLocation, Record
 from qkv.tasks.baselines import BASELINE_NAME
-from qkv.tasks.report.errors import ErrorReport, report_errors
+from qkv.tasks.report.errors import ErrorReport, list_errors
 from qkv.tasks.report.score import ScoredPredictions
 from qkv.tasks.verbs.classify import LabelScorer
 
@@ -37,7 +37,7 @@ def score_planted(num_classes: int, noise: float, weak: float = 0.0) -> tuple[Er
     scorer = LabelScorer(qkv.new("bert-tiny").config, [])
     scores = scorer.score_each(predicted, labels)
     predictions = ScoredPredictions(scorer, records, predicted, labels, scores, confidences, {BASELINE_NAME: truth})
-    return report_errors(predictions), wrong
+    return list_errors(predictions), wrong
 
 
 @pytest.mark.parametrize(("num_classes", "weak"), [(2, 0.0), (2, 0.01), (20, 0.0), (20, 0.2)])
@@ -69,7 +69,7 @@ def test_only_a_confident_model_that_beats_chance_contradicts_labels(
     predicted = [other[label] if i in wrong else label for i, label in enumerate(labels)]
     records = [Record({"text": str(i), "label": label}, FileLocation("valid", i)) for i, label in enumerate(labels)]
     scorer = LabelScorer(qkv.new("bert-tiny").config, [])
-    scores, opinions = scorer.score_each(predicted, labels), {BASELINE_NAME: predicted}
+    scores, baseline_predictions = scorer.score_each(predicted, labels), {BASELINE_NAME: predicted}
     sure: list[float | None] = [confidence] * NUM_RECORDS
-    report = report_errors(ScoredPredictions(scorer, records, predicted, labels, scores, sure, opinions))
+    report = list_errors(ScoredPredictions(scorer, records, predicted, labels, scores, sure, baseline_predictions))
     assert report.has_suspect_labels == is_suspect

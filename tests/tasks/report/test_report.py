@@ -75,7 +75,7 @@ def examine(run: Path) -> tuple[RunReport, set[str]]:
 def test_a_healthy_run_gets_no_advice(healthy: Path) -> None:
     report, names = examine(healthy)
     assert not names
-    assert report.fit.verdict == "settled"
+    assert report.curve_verdict.verdict == "settled"
     assert report.score.model.value > 0.95
     assert report.score.model.interval is not None
     assert {one.name for one in report.score.baselines} >= {"most frequent class", "nearest text (BM25)"}
@@ -102,7 +102,7 @@ def test_leakage_is_found(
 
 
 def test_wrong_labels_are_found(healthy: Path, tmp_path: Path) -> None:
-    pytest.importorskip("sklearn", reason="the second opinion on labels is scikit-learn's")
+    pytest.importorskip("sklearn", reason="the second baseline on labels is scikit-learn's")
     noisy = write_rows(tmp_path / "noisy.jsonl", make_rows(160, seed=2, noise=0.15))
     report, names = examine(copy_run(healthy, tmp_path / "run", f"data.valid={noisy}"))
     assert "labels" in names
@@ -145,7 +145,7 @@ def test_overfitting_is_found(tmp_path: Path) -> None:
     run = train_run(tmp_path / "small", make_rows(40, seed=1), VALID, **{"train.steps": 40, "train.eval_every": 5})
     report, names = examine(run)
     assert "overfitting" in names
-    assert report.fit.verdict == "overfitted"
+    assert report.curve_verdict.verdict == "overfitted"
     changes = next(one.overrides for one in report.advice if one.name == "overfitting")
     assert changes == ("train.final=best", "model.dropout=0.1", "train.patience=3")
 
@@ -377,6 +377,6 @@ def test_the_command_writes_a_page_and_json(healthy: Path, run_qkv: Any) -> None
     values = json.loads(run_qkv(["report", str(healthy), "--limit", "50", "--json"]).out)
     assert values["score"]["num_records"] == 50
     assert values["score"]["model"]["interval"][0] <= values["score"]["model"]["value"]
-    assert {"advice", "fit", "curves", "errors", "leakage", "data", "learning_curve"} <= values.keys()
+    assert {"advice", "curve_verdict", "curves", "errors", "leakage", "data", "learning_curve"} <= values.keys()
     assert run_command(["report", str(healthy), "--seconds", "0"]) == 2
     assert run_command(["report", str(healthy), "--out", "page.txt"]) == 2

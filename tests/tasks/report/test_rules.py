@@ -12,7 +12,7 @@ from qkv.inside.doctor import Finding
 from qkv.tasks.baselines import BASELINE_NAME
 from qkv.tasks.report.advice import give_advice
 from qkv.tasks.report.curve_verdict import CurveVerdict
-from qkv.tasks.report.data import DataReport
+from qkv.tasks.report.data import RecordCounts
 from qkv.tasks.report.diagnostics import Advice, RunDiagnostics
 from qkv.tasks.report.leakage import Leak, LeakageReport
 from qkv.tasks.report.learning_curve import Gain, LearningCurve
@@ -25,7 +25,7 @@ SETTLED = CurveVerdict(
 IMPROVING = CurveVerdict(
     "improving", "the validation loss still fell by 20 % in the last quarter of the training, to 1", steps=100
 )
-DATA = DataReport(900, 9000, 0, 0, 0, 0, 64, 32)
+DATA = RecordCounts(900, 9000, 0, 0, 0, 0, 64, 32)
 RECIPE = Recipe(
     data=DataSection(train="train.tsv", test="test.tsv", columns={"text": "review"}),
     objective=ObjectiveSection(kind="classification"),
@@ -45,7 +45,8 @@ def make_run(**changes: Any) -> RunDiagnostics:
         500,
     )
     return replace(
-        RunDiagnostics(folder="runs/a", recipe=RECIPE, config=config, fit=SETTLED, score=score, data=DATA), **changes
+        RunDiagnostics(folder="runs/a", recipe=RECIPE, config=config, curve_verdict=SETTLED, score=score, data=DATA),
+        **changes,
     )
 
 
@@ -68,7 +69,7 @@ def test_a_model_that_cannot_fit_its_training_data_is_too_small() -> None:
     assert "too_small" not in names(score=with_scores(0.58, 0.9, 0.6), data=replace(DATA, truncated=1))
     much = replace(DATA, tokens=100 * RECIPE.train.batch_tokens)
     for steps, is_advised in ((50, False), (300, True)):  # half an epoch, three epochs
-        found = names(score=with_scores(0.58, 0.9, 0.6), fit=replace(SETTLED, steps=steps), data=much)
+        found = names(score=with_scores(0.58, 0.9, 0.6), curve_verdict=replace(SETTLED, steps=steps), data=much)
         assert ("too_small" in found) == is_advised
     (_, advice) = give_advice(make_run(score=with_scores(0.58, 0.9, 0.6)))
     assert advice.overrides == ("model.width=256", "model.layers=4")
@@ -100,7 +101,7 @@ def test_overfitting_changes_only_what_is_left_to_change(
     config = replace(config, encoder=stack)
     for patience in (0, 5):
         recipe = replace(RECIPE, train=TrainSection(steps=100, final=final, patience=patience))
-        (advice,) = give_advice(make_run(fit=OVERFITTED, config=config, recipe=recipe))
+        (advice,) = give_advice(make_run(curve_verdict=OVERFITTED, config=config, recipe=recipe))
         assert advice.title == title
         early = ("train.patience=3",) if overrides and not patience else ()
         assert advice.overrides == (*overrides, *early)
@@ -113,7 +114,7 @@ def test_every_command_trains_a_run_of_its_own(tmp_path: Path) -> None:
     wide = with_scores(0.58, 0.4, 0.99)
     wide = replace(wide, model=Measured("model", 0.58, (0.5, 0.66)))
     recipe = replace(RECIPE, data=replace(RECIPE.data, valid_fraction=0.1))
-    given = give_advice(make_run(folder=run, new_run="", fit=OVERFITTED, score=wide, recipe=recipe))
+    given = give_advice(make_run(folder=run, new_run="", curve_verdict=OVERFITTED, score=wide, recipe=recipe))
     assert [advice.name for advice in given] == ["pretrained", "overfitting", "few_records"]
     runs = [word for advice in given for word in shlex.split(advice.command) if word.startswith("run=")]
     assert runs == [f"run={run}-{number}" for number in (3, 5, 6)]
@@ -130,14 +131,14 @@ def test_bleu_is_compared_as_points() -> None:
     assert advise(20.0, 50.0, 25.0) == ["too_small"]
     assert advise(20.0, 50.0, 95.0) == ["baseline"]
     perfect = with_scores(99.0, 50.0, 99.9, "bleu")
-    assert names(score=perfect, recipe=translator, fit=IMPROVING) == [], "nearly perfect"
+    assert names(score=perfect, recipe=translator, curve_verdict=IMPROVING) == [], "nearly perfect"
 
 
 def test_a_model_that_is_no_better_than_a_baseline_on_all_data_trains_longer() -> None:
     translator = replace(RECIPE, objective=ObjectiveSection(kind="seq2seq"))
-    for fit in (SETTLED, CurveVerdict("unknown", "too few steps were logged to judge the training", steps=100)):
+    for verdict in (SETTLED, CurveVerdict("unknown", "too few steps were logged to judge the training", steps=100)):
         score = with_scores(67.1, 66.9, 67.1, "bleu")
-        (advice,) = give_advice(make_run(score=score, recipe=translator, fit=fit))
+        (advice,) = give_advice(make_run(score=score, recipe=translator, curve_verdict=verdict))
         assert (advice.name, advice.overrides) == ("underfitting", ("train.steps=200", "train.epochs=6"))
         assert advice.reason == (
             "BLEU is 67.1, about the same on the training data (67.1), and the baseline (baseline) reaches 66.9."
@@ -151,9 +152,9 @@ def test_a_model_whose_loss_rose_but_whose_metric_did_not_fall_is_not_regularise
     """Exact match is 0 on all data: the model has learned too little, whatever the loss does."""
     curve = [(10.0, 0.0), (20.0, 0.0)]
     score = with_scores(0.0, 0.0, 0.0, "exact_match")
-    assert names(score=score, fit=OVERFITTED, metric_curve=curve) == ["underfitting"]
+    assert names(score=score, curve_verdict=OVERFITTED, metric_curve=curve) == ["underfitting"]
     falling = [(10.0, 0.5), (20.0, 0.0)]
-    assert names(score=score, fit=OVERFITTED, metric_curve=falling) == ["overfitting"], "not both"
+    assert names(score=score, curve_verdict=OVERFITTED, metric_curve=falling) == ["overfitting"], "not both"
 
 
 def test_a_metric_that_still_rises_asks_for_a_longer_run() -> None:
@@ -203,7 +204,7 @@ def test_a_new_model_that_is_near_its_baseline_should_be_fine_tuned() -> None:
 
 
 def test_a_run_that_has_not_finished_is_resumed_before_it_is_compared_or_trained_longer() -> None:
-    for changes in ({"fit": IMPROVING}, {"score": with_scores(0.58, 0.9, 0.6)}, {"full_epochs": 0}):
+    for changes in ({"curve_verdict": IMPROVING}, {"score": with_scores(0.58, 0.9, 0.6)}, {"full_epochs": 0}):
         (advice,) = give_advice(make_run(is_finished=False, **changes))
         assert (advice.name, advice.command, advice.starts_run) == ("unfinished", "qkv train runs/a", False)
         assert advice.reason == (
@@ -212,7 +213,7 @@ def test_a_run_that_has_not_finished_is_resumed_before_it_is_compared_or_trained
     language = replace(RECIPE, objective=ObjectiveSection(kind="causal_lm"))
     assert names(score=with_scores(4.0, 3.0, 4.0, "loss"), recipe=language, is_finished=False) == ["unfinished"]
     diverged = CurveVerdict("diverged", "the training loss fell from 2 to 1, but ended at 3", steps=100)
-    assert names(fit=diverged, is_finished=False) == ["lr_too_high"], "the rest would not help"
+    assert names(curve_verdict=diverged, is_finished=False) == ["lr_too_high"], "the rest would not help"
 
 
 def test_a_generator_below_its_baseline_trains_longer() -> None:
@@ -220,21 +221,26 @@ def test_a_generator_below_its_baseline_trains_longer() -> None:
     score = with_scores(0.5, 0.9, 0.95)
     (advice,) = give_advice(make_run(score=score, recipe=translator))
     assert (advice.name, advice.overrides) == ("baseline", ("train.steps=200", "train.epochs=6"))
-    assert names(score=score, recipe=translator, fit=IMPROVING) == ["underfitting"], "not said twice"
+    assert names(score=score, recipe=translator, curve_verdict=IMPROVING) == ["underfitting"], "not said twice"
 
 
 def test_a_quick_report_on_a_model_that_has_not_learned_points_to_the_full_one() -> None:
     (advice,) = give_advice(make_run(most_common_output_fraction=0.94, score=with_scores(0.0, 0.4, 0.0)))
     assert (advice.name, advice.command) == ("not_learned", "qkv report runs/a")
     assert advice.reason == "The model predicts the same for 94 % of the records."
-    assert names(most_common_output_fraction=0.94, score=with_scores(0.0, 0.4, 0.0), fit=IMPROVING)[0] == "underfitting"
+    assert (
+        names(most_common_output_fraction=0.94, score=with_scores(0.0, 0.4, 0.0), curve_verdict=IMPROVING)[0]
+        == "underfitting"
+    )
 
 
 def test_a_run_that_read_few_of_its_records_gets_the_budget_to_read_them_twice() -> None:
     def advise(steps: int, kind: str = "classification", **changes: Any) -> Advice:
         data = replace(DATA, tokens=1000 * RECIPE.train.batch_tokens)
         recipe = replace(RECIPE, objective=ObjectiveSection(kind=kind), train=TrainSection(steps=steps))
-        (advice,) = give_advice(make_run(fit=replace(IMPROVING, steps=steps), data=data, recipe=recipe, **changes))
+        (advice,) = give_advice(
+            make_run(curve_verdict=replace(IMPROVING, steps=steps), data=data, recipe=recipe, **changes)
+        )
         return advice
 
     assert advise(250).overrides == ("train.steps=2000",)
@@ -263,21 +269,25 @@ def test_a_run_with_hardly_any_steps_trains_longer() -> None:
     chat = replace(RECIPE, objective=ObjectiveSection(kind="causal_lm"), model=ModelSection(from_="models/lm"))
     score = ScoreReport("loss", Measured("model", 1.17), (), None, 32, 32)
     for steps, overrides in ((2, ("train.steps=1000", "train.epochs=30")), (9, ("train.steps=300", "train.epochs=9"))):
-        (advice,) = give_advice(make_run(recipe=chat, score=score, fit=replace(SETTLED, steps=steps)))
+        (advice,) = give_advice(make_run(recipe=chat, score=score, curve_verdict=replace(SETTLED, steps=steps)))
         assert (advice.name, advice.reason) == ("underfitting", f"The run took only {steps} steps.")
         assert advice.overrides == overrides
-    (advice,) = give_advice(make_run(recipe=chat, score=score, fit=replace(SETTLED, steps=2), full_epochs=0))
+    (advice,) = give_advice(make_run(recipe=chat, score=score, curve_verdict=replace(SETTLED, steps=2), full_epochs=0))
     assert advice.reason.startswith("The run took only 2 steps. The run ended before it had read")
-    assert names(recipe=chat, score=score, fit=replace(SETTLED, steps=20)) == []
+    assert names(recipe=chat, score=score, curve_verdict=replace(SETTLED, steps=20)) == []
     memorised = with_scores(0.58, 0.4, 0.99)
-    assert names(score=memorised, fit=replace(SETTLED, steps=10)) == ["pretrained"], "more steps would not help"
+    assert names(score=memorised, curve_verdict=replace(SETTLED, steps=10)) == ["pretrained"], (
+        "more steps would not help"
+    )
 
 
 def test_a_few_steps_of_the_first_epoch_are_too_few_to_blame_the_learning_rate() -> None:
     unknown = CurveVerdict("unknown", "too few steps were logged to judge the training", steps=100)
     score = with_scores(0.0, 0.4, 0.0)
-    assert names(fit=unknown, most_common_output_fraction=0.94, score=score, full_epochs=0)[0] == "underfitting"
-    assert names(fit=unknown, most_common_output_fraction=0.94, score=score, full_epochs=1) == ["not_learned"]
+    assert (
+        names(curve_verdict=unknown, most_common_output_fraction=0.94, score=score, full_epochs=0)[0] == "underfitting"
+    )
+    assert names(curve_verdict=unknown, most_common_output_fraction=0.94, score=score, full_epochs=1) == ["not_learned"]
 
 
 def test_a_lower_loss_is_better() -> None:
@@ -346,7 +356,7 @@ def test_the_commands_for_a_pretrained_model_name_the_data() -> None:
 def test_a_model_that_knows_its_training_data_by_heart_needs_pretrained_weights() -> None:
     assert names(score=with_scores(0.58, 0.4, 0.69)) == ["pretrained"]
     assert names(score=with_scores(0.58, 0.4, 0.62)) == []
-    assert names(score=with_scores(0.58, 0.4, 0.69), fit=IMPROVING) == ["underfitting"], "first train longer"
+    assert names(score=with_scores(0.58, 0.4, 0.69), curve_verdict=IMPROVING) == ["underfitting"], "first train longer"
     fine_tuned = replace(RECIPE, model=ModelSection(from_="models/bert"))
     assert names(score=with_scores(0.58, 0.4, 0.69), recipe=fine_tuned) == []
 
@@ -354,28 +364,32 @@ def test_a_model_that_knows_its_training_data_by_heart_needs_pretrained_weights(
 def test_a_slow_run_whose_learning_rate_is_right_trains_longer() -> None:
     stalled = CurveVerdict("stalled", "the training loss hardly fell: 0.69 at the start, 0.66 at the end")
     passed = Finding("ok", "")
-    assert names(fit=stalled, lr_check=passed) == ["underfitting"]
-    assert names(fit=stalled) == ["not_learned"], "it was not tested, so it may be too high or too low"
+    assert names(curve_verdict=stalled, lr_check=passed) == ["underfitting"]
+    assert names(curve_verdict=stalled) == ["not_learned"], "it was not tested, so it may be too high or too low"
     slow = Finding("warning", "", values={"losses": {"1e-5": 0.69, "0.001": 0.68}})
-    assert names(fit=stalled, lr_check=slow) == ["underfitting"], "no other learning rate was faster"
+    assert names(curve_verdict=stalled, lr_check=slow) == ["underfitting"], "no other learning rate was faster"
     losses = {"1e-5": 0.6, "0.001": 0.69, "0.01": float("nan")}
     warned = Finding("warning", "", values={"losses": losses})
-    assert names(fit=stalled, lr_check=warned) == ["lr_too_high"]
+    assert names(curve_verdict=stalled, lr_check=warned) == ["lr_too_high"]
 
 
 def test_a_stalled_loss_is_no_fault_if_the_score_shows_that_the_model_has_learned() -> None:
     stalled = CurveVerdict("stalled", "the training loss hardly fell: 2.1 at the start, 2 at the end", steps=100)
     fine_tuned = replace(RECIPE, model=ModelSection(from_="models/bert"))
-    assert names(fit=stalled, recipe=fine_tuned) == []
-    assert names(fit=stalled, recipe=fine_tuned, score=with_scores(0.81, 0.8, 0.9)) == ["not_learned"], (
+    assert names(curve_verdict=stalled, recipe=fine_tuned) == []
+    assert names(curve_verdict=stalled, recipe=fine_tuned, score=with_scores(0.81, 0.8, 0.9)) == ["not_learned"], (
         "at the baseline"
     )
     chats = ScoreReport("loss", Measured("model", 2.0), (), None, 32, 32)
-    assert names(fit=stalled, recipe=fine_tuned, score=chats) == [], "the loss was low at the start"
-    assert names(fit=stalled, score=chats) == ["not_learned"]
-    assert names(fit=stalled) == ["not_learned"], "a new model may be above the baseline and far below its best"
+    assert names(curve_verdict=stalled, recipe=fine_tuned, score=chats) == [], "the loss was low at the start"
+    assert names(curve_verdict=stalled, score=chats) == ["not_learned"]
+    assert names(curve_verdict=stalled) == ["not_learned"], (
+        "a new model may be above the baseline and far below its best"
+    )
     for metric_curve, found in (([(10.0, 0.5), (50.0, 0.85)], []), ([(10.0, 0.8), (50.0, 0.85)], ["not_learned"])):
-        assert names(fit=stalled, metric_curve=metric_curve) == found, "the interval of the score is 6 points wide"
+        assert names(curve_verdict=stalled, metric_curve=metric_curve) == found, (
+            "the interval of the score is 6 points wide"
+        )
 
 
 def test_a_curve_that_may_be_flat_promises_nothing() -> None:

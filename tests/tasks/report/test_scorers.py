@@ -9,8 +9,8 @@ from task_models import TEXT, decoder, encoder, parts_of, records, seq2seq
 import qkv
 from qkv.tasks.baselines import applicable_baselines, predict_svm, unigram_scores
 from qkv.tasks.evaluate import evaluate
-from qkv.tasks.report.errors import report_errors
-from qkv.tasks.report.score import add_baselines, find_scorer, group_lengths, predict_and_score, report_score
+from qkv.tasks.report.errors import list_errors
+from qkv.tasks.report.score import add_baselines, find_scorer, group_lengths, make_score_report, predict_and_score
 from qkv.tasks.text_model import TextModel
 
 WORDS = [
@@ -103,12 +103,12 @@ def test_predictions_of_each_task_are_scored_beside_baselines(name: str) -> None
     predictions = predict_and_score(scorer, model, found, max_seconds=60, max_records=8)
     assert len(predictions.records) == len(predictions.predicted) == 8
     add_baselines(predictions, found)
-    assert predictions.opinions.keys() == applicable_baselines(scorer, found).keys()
-    report = report_score(predictions, 12, 12, None)
+    assert predictions.baseline_predictions.keys() == applicable_baselines(scorer, found).keys()
+    report = make_score_report(predictions, 12, 12, None)
     assert [one.value for one in report.baselines] == sorted(one.value for one in report.baselines)
     assert bool(report.classes) == scorer.has_classes
-    errors = report_errors(predictions)
-    assert all(one.score < 0.5 for one in (*errors.worst, *errors.surest))
+    errors = list_errors(predictions)
+    assert all(one.score < 0.5 for one in (*errors.worst, *errors.most_confident))
     assert all(scorer.show(value) for value in (*predictions.predicted[:1], *expected[:1])) or name in (
         "text",
         "short text",

@@ -53,5 +53,7 @@ def test_verdicts() -> None:
     assert verdict([0.9, 0.91], [0.5, 0.511], "accuracy", False).startswith("b is better than a: accuracy +40")
     assert verdict([0.9, 0.91], [0.5, 0.511]).startswith("b is worse than a")
     assert "with 3 seeds: " in verdict([1.0, 2.0, 3.0], [1.1, 2.2, 2.5])
-    assert verdict([1.0], [1.2]).endswith("One seed each: the difference holds for these runs, not for the change")
+    assert verdict([1.0], [1.2]).endswith(
+        "One seed per variant: the difference holds for these runs, not for the change of the recipe"
+    )
     assert "about" in verdict([1.0, 2.0, 3.0], [1.1, 2.2, 2.5])

@@ -203,7 +203,10 @@ def test_a_run_that_fails_is_reported_and_not_compared(folder: Path, monkeypatch
     result = run_study(create(folder / "s", plan()))
     assert result.notes == ("swiglu: a run failed: the loss is not finite at step 3",)
     assert result.comparisons[0].difference.seeds == 1
-    assert "One seed each: the difference holds for these runs, not for the change" in result.comparisons[0].verdict
+    assert (
+        "One seed per variant: the difference holds for these runs, not for the change of the recipe"
+        in result.comparisons[0].verdict
+    )
 
 
 def test_the_command_writes_a_page_with_the_exact_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -314,7 +317,7 @@ def test_eval_of_runs_says_what_one_seed_shows(folder: Path, capsys: pytest.Capt
     assert run_command(["eval", *runs, "test.jsonl"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "C − A" in out
-    assert "One seed each: the intervals hold for these models, not for the change between them" in out
+    assert "so the intervals compare these models, not the recipes" in out
     assert run_command(["eval", *runs, "test.jsonl", "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
     assert [one["model"] for one in values["comparisons"]] == runs[1:]

@@ -252,7 +252,7 @@ def test_matrices_that_do_not_divide_are_refused() -> None:
 @pytest.mark.parametrize(
     ("size", "shard", "tensor", "said"),
     [
-        (1, "ddp", 2, "needs that number of processes; this run has one"),
+        (1, "ddp", 2, "needs several processes; this run has one"),
         (3, "fsdp", 2, "does not divide the number of processes, 3"),
         (4, "ddp", 2, 'needs train.parallel = "fsdp"'),
     ],

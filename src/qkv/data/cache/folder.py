@@ -112,7 +112,7 @@ def building_folder(folder: Path) -> Iterator[Path]:
     """
     if folder.exists() and not _is_token_cache(folder):
         raise UsageError(
-            f"{folder} exists and contains other files than a token cache, which would be lost; choose another folder"
+            f"{folder} contains files that are not of a token cache and would be lost; choose another folder"
         )
     building, replaced = hidden_sibling(folder, "building"), hidden_sibling(folder, "replaced")
     try:

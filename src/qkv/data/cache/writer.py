@@ -93,7 +93,7 @@ def _drop_invalid(
     """Report invalid records, and return the other results with their records."""
     if len(results) != len(batch):
         raise RuntimeError(
-            f"the encoder returned {len(results)} results for {len(batch)} records; it must return one each"
+            f"the encoder returned {len(results)} results for {len(batch)} records; it must return one result for each"
         )
     kept = [result for result in results if not isinstance(result, InvalidRecord)]
     if len(kept) == len(batch):

@@ -118,9 +118,8 @@ class QuestionAnsweringObjective(Objective):
         room = max_length - self.num_special_tokens - max_question_length
         if not 0 <= overlap < room:
             raise UsageError(
-                f"overlap = {overlap} is not possible: beside a question of {max_question_length} tokens, a sequence "
-                f"of {max_length} tokens has room for {room} tokens of the passage, and overlap must be smaller. Lower "
-                "overlap, or raise max_length"
+                f"overlap = {overlap} must be less than {room}, the tokens that a sequence of {max_length} tokens has "
+                f"for the passage beside a question of {max_question_length} tokens. Lower overlap, or raise max_length"
             )
         self.max_lengths = (max_length,)
         self.index = WindowIndex(len(examples), self._num_windows)

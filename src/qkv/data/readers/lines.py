@@ -91,14 +91,14 @@ def utf8_blocks(path: Path, context: ReadContext) -> Iterator[bytes]:
         ) from None
     for mark, marked in BYTE_ORDER_MARKS:
         if first.startswith(mark) and codec in (None, marked):
-            context.problems.note("byte-order mark", location, f"read as {marked.upper()} by its mark")
+            context.problems.note("byte-order mark", location, f"read as {marked.upper()}")
             first, codec = first[len(mark) :], marked
             break
     else:
         utf16 = None if codec else _detect_utf16(first)
         if utf16:
             reason = f"every second byte is zero: read as {utf16.upper()}"
-            context.problems.note("UTF-16 without a mark", location, reason)
+            context.problems.note("UTF-16 without a byte-order mark", location, reason)
         recognised = "" if codec or utf16 else recognise_encoding(first)
         if recognised:
             reason = f"read as {recognised}, judged by its characters; to choose another: --encoding (data.encoding)"

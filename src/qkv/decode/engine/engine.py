@@ -80,7 +80,8 @@ class Engine:
         GenerationOptions().check(network.config)
         if network.config.keeps_state:
             raise UsageError(
-                "the engine keeps keys and values in pages, but this model keeps a state; use qkv.decode.generate"
+                "the engine needs a model that only keeps keys and values, but this one keeps a state; use "
+                "qkv.decode.generate"
             )
         self.network, self.tokenizer = network, tokenizer
         self.stats = EngineStats()

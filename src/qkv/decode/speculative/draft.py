@@ -136,9 +136,7 @@ class DraftModel:
                 "use a smaller model of the same family"
             )
         if small.keeps_state:
-            raise UsageError(
-                "the draft keeps a state, which cannot go back to before a rejected token; use a Transformer"
-            )
+            raise UsageError("the draft keeps a state, which cannot forget a rejected token; use a Transformer")
         if small.stack.vocab_size != large.stack.vocab_size:
             raise UsageError(
                 f"the draft has a vocabulary of {small.stack.vocab_size} tokens, the model one of "

@@ -50,7 +50,7 @@ def shuffle_activations(
     Every activation is yielded exactly once; the last batch may be smaller.
     """
     if batch_tokens < 1 or buffer_tokens < batch_tokens:
-        raise UsageError(f"buffer_tokens = {buffer_tokens} must be at least batch_tokens = {batch_tokens}, and that 1")
+        raise UsageError(f"buffer_tokens = {buffer_tokens} must be at least batch_tokens = {batch_tokens} >= 1")
     generator = torch.Generator().manual_seed(seed)
     waiting: list[Tensor] = []
     num_waiting = 0

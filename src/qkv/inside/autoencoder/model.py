@@ -103,7 +103,7 @@ class SparseAutoencoder(nn.Module):
             file: Any = safe_open(path, framework="pt")
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
-                raise QkvError(f"{path}: another safetensors file; give a file that SparseAutoencoder.save has written")
+                raise QkvError(f"{path}: not a sparse autoencoder; give a file that SparseAutoencoder.save has written")
             config, tensors = AutoencoderConfig(**parse_json(metadata["config"])), read_weights(file)
             if tuple(tensors["decoder"].shape) != (config.features, config.width):
                 raise ValueError(f"the decoder has shape {tuple(tensors['decoder'].shape)}")

@@ -206,7 +206,7 @@ def make_mask_document(
         document["attention"].append({**part, "masks": masks, "mask_of_layer": mask_of_layer})
     if not document["attention"]:
         raise UsageError(
-            "--layers chooses layers of the decoder, but its mask needs target texts; add --target for each"
+            "--layers chooses layers of the decoder, but its mask needs target texts; add a --target for each text"
         )
     document["views"].append("mask")
     return document

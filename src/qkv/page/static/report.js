@@ -120,7 +120,7 @@ function startSentence(name) {
 }
 
 function trainingView(data) {
-  const summary = data.fit.summary;
+  const summary = data.curve_verdict.summary;
   return [html("p", {class: "lead"}, `${summary[0].toUpperCase()}${summary.slice(1)}.`), lossChart(data.curves)];
 }
 
@@ -144,7 +144,7 @@ function errorsView({errors, task}) {
       : null,
     errors.has_suspect_labels
       ? null
-      : errorList("Errors with the highest confidence", "Read these first: the label may be wrong.", errors.surest, isClass),
+      : errorList("Errors with the highest confidence", "Read these first: the label may be wrong.", errors.most_confident, isClass),
     errorList("Worst errors", "The predictions with the lowest scores.", errors.worst, isClass),
   ];
 }

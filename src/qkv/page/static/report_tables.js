@@ -97,7 +97,7 @@ export function errorList(title, sentence, errors, isClass) {
             html("dd", {class: "wrong-text"}, shorten(one.predicted, MAX_TEXT), sureness(one)),
             html("dt", {}, "expected"),
             html("dd", {}, shorten(one.expected, MAX_TEXT)),
-            one.second_opinion ? [html("dt", {}, "baseline"), html("dd", {}, shorten(one.second_opinion, MAX_TEXT))] : null,
+            one.baseline_prediction ? [html("dt", {}, "baseline"), html("dd", {}, shorten(one.baseline_prediction, MAX_TEXT))] : null,
           ),
           html("p", {class: "note"}, one.location),
         ),

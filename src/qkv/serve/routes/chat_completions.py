@@ -84,7 +84,7 @@ def encode_chat(
 ) -> tuple[Chat, list[int]]:
     """The chat of a model, and the ids of the messages. This blocks, because a template runs in another process."""
     chat = served.find_chat(template)
-    ids, num_dropped = chat.fit(messages, min(max_tokens, MIN_REPLY_TOKENS))
+    ids, num_dropped = chat.truncate_history(messages, min(max_tokens, MIN_REPLY_TOKENS))
     if num_dropped:
         context = served.model.config.stack.max_positions
         raise ApiError(

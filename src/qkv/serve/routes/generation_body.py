@@ -138,7 +138,7 @@ def make_processors(body: GenerationBody, prompt_length: int) -> tuple[Callable[
         processors.append(penalize(body.frequency_penalty, body.presence_penalty, prompt_length))
     if body.logit_bias:
         if not all(name.isascii() and name.isdigit() and len(name) < 10 for name in body.logit_bias):
-            raise ApiError(400, 'logit_bias: its keys are token ids, as in {"42": -100}', param="logit_bias")
+            raise ApiError(400, 'logit_bias: the keys must be token ids, as in {"42": -100}', param="logit_bias")
         processors.append(add_bias({int(name): value for name, value in body.logit_bias.items()}))
     return tuple(processors)
 

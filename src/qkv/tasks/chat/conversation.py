@@ -72,7 +72,7 @@ class Chat:
         if self.template.is_plain:
             generation = replace(generation, stop=(*generation.stop, *PLAIN_STOP))
         context = self.model.config.stack.max_positions
-        ids, num_dropped = self.fit(listed, min(generation.max_tokens, MIN_REPLY_TOKENS), special)
+        ids, num_dropped = self.truncate_history(listed, min(generation.max_tokens, MIN_REPLY_TOKENS), special)
         if context:
             generation = replace(generation, max_tokens=min(generation.max_tokens, context - len(ids)))
         if num_dropped:
@@ -92,7 +92,9 @@ class Chat:
         history = [*listed, {"role": "assistant", "content": text}]
         return ChatReply(text, result.finish_reason, result.ids, result.score, history, num_dropped)
 
-    def fit(self, messages: Sequence[Message], reply_tokens: int, special: bool = False) -> tuple[list[int], int]:
+    def truncate_history(
+        self, messages: Sequence[Message], reply_tokens: int, special: bool = False
+    ) -> tuple[list[int], int]:
         """The ids of the longest end of a chat that leaves room for a reply, and how many messages were left out.
 
         The oldest messages are left out first, and the remaining chat begins with a message of the user. The system

@@ -123,8 +123,8 @@ def check_same_data(one: Any, other: Any) -> None:
     """Raise an error if two evaluations, which have a `data_hash`, are not of the same data."""
     if type(other) is not type(one):
         raise UsageError(
-            f"compare: got {shorten(repr(other), 60)} ({type(other).__name__}); pass what evaluate returns for another "
-            f"model or index ({type(one).__name__})"
+            f"compare: got {shorten(repr(other), 60)} ({type(other).__name__}); pass the result of evaluate for "
+            f"another model or index ({type(one).__name__})"
         )
     if one.data_hash != other.data_hash:
         raise UsageError(

@@ -336,7 +336,7 @@ def check_cache_folder(root: Path) -> None:
         entries = [entry for entry in root.iterdir() if not entry.name.startswith(".")]
         if entries and not any(entry.name in CACHE_ENTRIES or (entry / META_FILE).is_file() for entry in entries):
             raise UsageError(
-                f"data.cache_dir = {str(root)!r}: this folder has other files than tokenised data; choose a new "
+                f"data.cache_dir = {str(root)!r}: this folder contains other files, not tokenised data; choose a new "
                 f"folder, such as data.cache_dir={root / 'qkv-cache'}"
             )
 

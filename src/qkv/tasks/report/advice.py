@@ -56,7 +56,7 @@ RULES: tuple[Rule, ...] = (
 def give_advice(run: RunDiagnostics) -> list[Advice]:
     """All advice that applies, the most important first. Each command that starts a run names a new folder."""
     given = []
-    names = free_names(run.folder)
+    names = unused_run_names(run.folder)
     run = replace(run, new_run=next(names))
     for rule in RULES:
         if (advice := rule(run)) is not None:
@@ -66,7 +66,7 @@ def give_advice(run: RunDiagnostics) -> list[Advice]:
     return given
 
 
-def free_names(run: str) -> Iterator[str]:
+def unused_run_names(run: str) -> Iterator[str]:
     """The names run-2, run-3 and so on, without those of existing runs and recipes."""
     names = (f"{run}-{number}" for number in count(2))
     return (name for name in names if not Path(name).exists() and not Path(f"{name}.toml").exists())

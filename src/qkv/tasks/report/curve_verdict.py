@@ -54,23 +54,23 @@ def diagnose_curves(curves: RunCurves) -> CurveVerdict:
     best_step, best = min(valid, key=lambda point: point[1]) if valid else (0.0, math.nan)
     last_valid = valid[-1][1] if valid else math.nan
 
-    def fit(verdict: Verdict, summary: str) -> CurveVerdict:
+    def conclude(verdict: Verdict, summary: str) -> CurveVerdict:
         return CurveVerdict(verdict, summary, first, last, best, int(best_step), last_valid, steps)
 
     has_risen = last - lowest > max(DIVERGED * (first - lowest), MIN_FALL * first)
     is_single_batch = len(smooth) == len(finite)  # too few points to smooth: the validation loss decides
     has_valid_risen = last_valid - best > max(MAX_RISE * best, min_change) or last_valid > (1 - MIN_FALL) * first
     if len(finite) < len(losses) or (has_risen and (not is_single_batch or len(valid) < 2 or has_valid_risen)):
-        return fit("diverged", f"the training loss fell from {first:.3g} to {lowest:.3g}, but ended at {last:.3g}")
+        return conclude("diverged", f"the training loss fell from {first:.3g} to {lowest:.3g}, but ended at {last:.3g}")
     has_valid_fallen = bool(valid) and valid[0][1] - last_valid >= MIN_FALL * valid[0][1]
     if first - last < MIN_FALL * first and not has_valid_fallen:
-        return fit("stalled", f"the training loss hardly fell: {first:.3g} at the start, {last:.3g} at the end")
+        return conclude("stalled", f"the training loss hardly fell: {first:.3g} at the start, {last:.3g} at the end")
     fall = f"the training loss {'fell' if last < first else 'rose'} from {first:.3g} to {last:.3g}"
     if len(valid) < MIN_EVALUATIONS:
-        return fit("unknown", f"{fall}; there are too few evaluations to judge the validation loss")
+        return conclude("unknown", f"{fall}; there are too few evaluations to judge the validation loss")
     is_early = best_step <= EARLY * steps
     if last_valid - best > max(MAX_RISE * best, min_change) and is_early:  # label smoothing: losses are not comparable
-        return fit(
+        return conclude(
             "overfitted",
             f"the validation loss was lowest at step {int(best_step):,} of {steps:,} ({best:.3g}) and rose to "
             f"{last_valid:.3g}, while {fall}",
@@ -78,12 +78,12 @@ def diagnose_curves(curves: RunCurves) -> CurveVerdict:
     before = value_at_last_quarter(valid, curves.lr or finite)
     gain = (before - last_valid) / max(before, 1e-9)
     if gain > LATE_GAIN and gain * last_valid > min_change and not is_early and last > MAX_GAP * last_valid:
-        return fit(
+        return conclude(
             "improving",
             f"the validation loss still fell by {100 * gain:.0f} % in the last quarter of the training, to "
             f"{last_valid:.3g}",
         )
-    return fit("settled", f"{fall}, and the validation loss settled at {last_valid:.3g}")
+    return conclude("settled", f"{fall}, and the validation loss settled at {last_valid:.3g}")
 
 
 def value_at_last_quarter(points: Points, lr: Points) -> float:

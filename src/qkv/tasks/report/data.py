@@ -26,7 +26,7 @@ MIN_LINE_WORDS = 8
 
 
 @dataclass
-class ReportData:
+class RunRecords:
     """The records of a run. The evaluation records are the validation data or, if there is none, the test data."""
 
     recipe: Recipe
@@ -63,7 +63,7 @@ class ReportData:
         return limit_text(self.training())
 
 
-def read_data(recipe: Recipe, task: Task) -> ReportData:
+def read_data(recipe: Recipe, task: Task) -> RunRecords:
     """Read the evaluation records of a run, and open its training data."""
     sources = open_sources(recipe)
     problems = Problems(max_invalid_fraction=1)
@@ -83,8 +83,8 @@ def read_data(recipe: Recipe, task: Task) -> ReportData:
         )
     training = [*sources.train.values()]
     if not valid:
-        return ReportData(recipe, task, tested, test, training, "test", problems=problems)
-    return ReportData(recipe, task, valid, sources.valid, training, test=tested, problems=problems)
+        return RunRecords(recipe, task, tested, test, training, "test", problems=problems)
+    return RunRecords(recipe, task, valid, sources.valid, training, test=tested, problems=problems)
 
 
 def limit_text(records: Iterator[Record]) -> Iterator[Record]:
@@ -127,7 +127,7 @@ def count_lines_before(source: DataSource) -> dict[FileLocation, int]:
 
 
 @dataclass(frozen=True)
-class DataReport:
+class RecordCounts:
     """How many training records were used, truncated or left out."""
 
     records: int
@@ -158,9 +158,9 @@ class DataReport:
         return asdict(self)
 
 
-def report_data(
-    data: ReportData, tokenizer: Tokenizer, classes: dict[str, int], progress: OnStage | None = None
-) -> tuple[DataReport, PreparedRun]:
+def count_records(
+    data: RunRecords, tokenizer: Tokenizer, classes: dict[str, int], progress: OnStage | None = None
+) -> tuple[RecordCounts, PreparedRun]:
     """Count what training used; the token cache of the run makes this fast."""
     prepared = prepare(data.recipe, progress, tokenizer=tokenizer)
     all_counts = [objective.counts for objective in prepared.train_data.objectives]
@@ -169,7 +169,7 @@ def report_data(
     wanted = [round_up(one) for one in lengths]
     is_source = len(sides) == 2 and len(wanted) == 2 and wanted[1] - sides[1] > wanted[0] - sides[0]
     return (
-        DataReport(
+        RecordCounts(
             sum(one.records for one in all_counts),
             sum(one.tokens for one in all_counts),
             sum(one.truncated for one in all_counts),
@@ -187,7 +187,7 @@ def report_data(
     )
 
 
-def token_lengths(data: ReportData, tokenizer: Tokenizer) -> tuple[int, ...]:
+def token_lengths(data: RunRecords, tokenizer: Tokenizer) -> tuple[int, ...]:
     """The 99th percentile of the lengths of a sample: per record or, for pairs, of the targets and of the sources."""
     sample = data.sample_training(MAX_LENGTH_SAMPLE)
     names = [("target",), ("source",)] if any("source" in one.fields for one in sample) else [("",)]

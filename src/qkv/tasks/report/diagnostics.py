@@ -9,7 +9,7 @@ from qkv.data.objectives.table import OBJECTIVES
 from qkv.inside.doctor import Finding
 from qkv.models import Config
 from qkv.tasks.report.curve_verdict import CurveVerdict
-from qkv.tasks.report.data import DataReport
+from qkv.tasks.report.data import RecordCounts
 from qkv.tasks.report.errors import ErrorReport
 from qkv.tasks.report.leakage import LeakageReport
 from qkv.tasks.report.learning_curve import LearningCurve
@@ -52,13 +52,13 @@ class RunFindings:
     """The measurements of a run. Parts that do not apply to its task, or were not measured, are None."""
 
     folder: str
-    fit: CurveVerdict
+    curve_verdict: CurveVerdict
     score: ScoreReport | None = None
     errors: ErrorReport | None = None
     leakage: LeakageReport | None = None
     score_without_leaks: float | None = None
     test_leakage: LeakageReport | None = None
-    data: DataReport | None = None
+    data: RecordCounts | None = None
     learning_curve: LearningCurve | None = None
     lr_check: Finding | None = None
 
@@ -99,7 +99,7 @@ class RunDiagnostics(RunFindings):
     def budget_overrides(self) -> tuple[str, ...]:
         """Twice the budget of the run; up to ten times if the run read few of its records or had few steps."""
         reads_records = not OBJECTIVES[self.recipe.objective.kind].reads_documents
-        needed = max(MIN_STEPS / max(1, self.fit.steps), 2 / self.epochs if reads_records else 0)
+        needed = max(MIN_STEPS / max(1, self.curve_verdict.steps), 2 / self.epochs if reads_records else 0)
         factor = min(max(2, math.ceil(needed)), MAX_BUDGET_FACTOR)
         return tuple(f"{key}={factor * value:g}" for key, value in self.budget.items())
 
@@ -123,9 +123,9 @@ class RunDiagnostics(RunFindings):
     @property
     def epochs(self) -> float:
         """How often the run has seen its training data; infinity if it is unknown."""
-        if self.data is None or not self.data.tokens or not self.fit.steps:
+        if self.data is None or not self.data.tokens or not self.curve_verdict.steps:
             return math.inf
-        return self.fit.steps * self.recipe.train.batch_tokens / self.data.tokens
+        return self.curve_verdict.steps * self.recipe.train.batch_tokens / self.data.tokens
 
     @property
     def is_nearly_perfect(self) -> bool:
@@ -179,12 +179,16 @@ class RunDiagnostics(RunFindings):
         has_lead = score is not None and (score.best_baseline is not None or score.metric == "loss")
         has_lead = has_lead and not (self.is_at_baseline or is_language_model_at_baseline(score))
         has_learned = self.has_metric_risen or (has_lead and not self.is_trained_from_scratch)
-        return self.fit.verdict == "stalled" and not has_learned
+        return self.curve_verdict.verdict == "stalled" and not has_learned
 
     @property
     def has_not_learned(self) -> bool:
         """Whether the run diverged or stalled, or the model predicts the same for all records."""
-        return self.fit.verdict == "diverged" or self.has_stalled or self.most_common_output_fraction >= SAME_OUTPUT
+        return (
+            self.curve_verdict.verdict == "diverged"
+            or self.has_stalled
+            or self.most_common_output_fraction >= SAME_OUTPUT
+        )
 
 
 def is_language_model_at_baseline(score: ScoreReport | None) -> bool:

@@ -26,7 +26,7 @@ class ErrorReport:
 
     num_wrong: int
     worst: tuple[ScoredRecord, ...]
-    surest: tuple[ScoredRecord, ...]  # wrong predictions with the highest confidence
+    most_confident: tuple[ScoredRecord, ...]  # wrong predictions with the highest confidence
     suspects: tuple[ScoredRecord, ...]  # the model is confident, and a baseline predicts the same other label
     num_suspects: int = 0
     num_sure: int = 0  # the number of records in the more confident half
@@ -43,7 +43,7 @@ class ErrorReport:
         return asdict(self) | {"has_suspect_labels": self.has_suspect_labels}
 
 
-def report_errors(predictions: ScoredPredictions) -> ErrorReport:
+def list_errors(predictions: ScoredPredictions) -> ErrorReport:
     """List the worst errors, those with the highest confidence, and suspect labels."""
     wrong = [i for i, score in enumerate(predictions.scores) if score < WRONG]
     sure = [i for i in wrong if (predictions.confidences[i] or 0.0) >= SURE]
@@ -51,8 +51,8 @@ def report_errors(predictions: ScoredPredictions) -> ErrorReport:
     is_label = predictions.scorer.modality == "label"
     worst = [] if is_label else sorted(wrong, key=lambda i: predictions.scores[i])  # a wrong class is just wrong
     suspects, num_sure = find_suspects(predictions) if is_label else ([], 0)
-    opinion = second_opinion(predictions)
-    others = predictions.scorer.score_each(opinion, predictions.expected) if len(opinion) else []
+    baseline = best_baseline_predictions(predictions)
+    others = predictions.scorer.score_each(baseline, predictions.expected) if len(baseline) else []
     is_skilled = is_label and all(
         beats_majority(scores, predictions.expected) for scores in (predictions.scores, others)
     )
@@ -60,7 +60,7 @@ def report_errors(predictions: ScoredPredictions) -> ErrorReport:
     return ErrorReport(
         num_wrong=len(wrong),
         worst=list_records(predictions, [i for i in worst if i not in sure[:MAX_LISTED]]),  # no record is listed twice
-        surest=list_records(predictions, sure),
+        most_confident=list_records(predictions, sure),
         suspects=list_records(predictions, suspects),
         num_suspects=len(suspects),
         num_sure=num_sure,
@@ -80,25 +80,25 @@ def find_suspects(predictions: ScoredPredictions) -> tuple[list[int], int]:
     The model predicts a different label with a confidence of at least `VERY_SURE` and of at least the median, and a
     baseline, which uses other features, agrees with the model. Both together are rarely wrong.
     """
-    opinion = second_opinion(predictions)
+    baseline = best_baseline_predictions(predictions)
     confidences = [one or 0.0 for one in predictions.confidences]
-    if not opinion or not confidences:
+    if not baseline or not confidences:
         return [], 0
     median = sorted(confidences)[len(confidences) // 2]
     sure = [i for i, confidence in enumerate(confidences) if confidence >= max(median, VERY_SURE)]
-    found = [i for i in sure if predictions.predicted[i] == opinion[i] != predictions.expected[i]]
+    found = [i for i in sure if predictions.predicted[i] == baseline[i] != predictions.expected[i]]
     return sorted(found, key=lambda i: -confidences[i]), len(sure)
 
 
-def second_opinion(predictions: ScoredPredictions) -> Sequence[Any]:
+def best_baseline_predictions(predictions: ScoredPredictions) -> Sequence[Any]:
     """The predictions of the best baseline that reads the text, or () if there is none."""
     for name in (BASELINE_NAME, "nearest text (BM25)"):
-        if name in predictions.opinions:
-            return predictions.opinions[name]
+        if name in predictions.baseline_predictions:
+            return predictions.baseline_predictions[name]
     return ()
 
 
 def list_records(predictions: ScoredPredictions, numbers: Sequence[int]) -> tuple[ScoredRecord, ...]:
     """The first of these records."""
-    opinion = second_opinion(predictions)
-    return tuple(predictions.scored_record(i, opinion) for i in numbers[:MAX_LISTED])
+    baseline = best_baseline_predictions(predictions)
+    return tuple(predictions.scored_record(i, baseline) for i in numbers[:MAX_LISTED])

@@ -189,7 +189,7 @@ def recipe_curve(
     return train_on_fractions(scorer.metric, recipe, model_folder, usable, records, score, minutes)
 
 
-def language_curve(
+def language_model_curve(
     metric: str,
     recipe: Recipe,
     model_folder: str,
@@ -222,7 +222,7 @@ def train_on_fractions(
         valid = write_records(folder / "valid.jsonl", records)
 
         def train_and_score(chosen: Sequence[Record]) -> float:
-            made = train(shorten_recipe(recipe, folder / str(len(chosen)), model_folder, chosen, valid, each))
+            made = train(make_short_recipe(recipe, folder / str(len(chosen)), model_folder, chosen, valid, each))
             return score(TextModel(made.network.to("cpu"), made.tokenizer, made.config), 60 * each)
 
         label = f"this recipe, {each:.2g} minutes on each fraction"
@@ -238,7 +238,7 @@ def explain_no_curve(num_usable: int, unit: str = "record") -> str:
     return "the time was too short to train on three fractions of the data; raise --curve-minutes"
 
 
-def shorten_recipe(
+def make_short_recipe(
     recipe: Recipe, folder: Path, model_folder: str, training: Sequence[Record], valid: Path, minutes: float
 ) -> Recipe:
     """A recipe for a short run on these records, with the tokenizer of the reported run."""

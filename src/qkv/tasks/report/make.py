@@ -32,20 +32,20 @@ from qkv.tasks.report.advice import give_advice
 from qkv.tasks.report.curve_verdict import diagnose_curves, late_metric_gain
 from qkv.tasks.report.data import (
     MAX_TEXT_CHARS,
-    DataReport,
-    ReportData,
+    RecordCounts,
+    RunRecords,
+    count_records,
     read_data,
     read_lines,
-    report_data,
 )
 from qkv.tasks.report.diagnostics import RunDiagnostics, RunFindings, is_language_model_at_baseline
-from qkv.tasks.report.errors import report_errors
+from qkv.tasks.report.errors import list_errors
 from qkv.tasks.report.leakage import LeakageReport, find_leakage
 from qkv.tasks.report.learning_curve import (
     LearningCurve,
     baseline_curve,
     explain_no_curve,
-    language_curve,
+    language_model_curve,
     recipe_curve,
 )
 from qkv.tasks.report.report import RunReport
@@ -55,9 +55,9 @@ from qkv.tasks.report.score import (
     ScoreReport,
     add_baselines,
     find_scorer,
+    make_score_report,
     measure,
     predict_and_score,
-    report_score,
 )
 from qkv.tasks.scorer import TaskScorer
 from qkv.tasks.table import find_task
@@ -117,7 +117,7 @@ class Reporter:
         self.model = TextModel(stored.network, require_tokenizer(stored.tokenizer), stored.config)
         self.task = find_task(stored.config)
         self.curves = read_curves(self.path.name, self.path)
-        self.fit = diagnose_curves(self.curves)
+        self.curve_verdict = diagnose_curves(self.curves)
         self.seconds = options.seconds
         if options.quick:
             trained = max((float(one.get("seconds", 0)) for one in folder.log_records()), default=0.0)
@@ -145,7 +145,7 @@ class Reporter:
         training = data.sample_training()
         self.stage("evaluating")
         score, predictions = self.score(data, scorer, training)
-        errors = None if predictions is None else report_errors(predictions)
+        errors = None if predictions is None else list_errors(predictions)
         self.stage("comparing records")
         leakage, clean, test_leakage = self.leakage(data, scorer, predictions)
         counted, prepared = self.count_data(data, scorer, training)
@@ -154,7 +154,7 @@ class Reporter:
         metric_curve = self.curves.validation.get(score.metric, []) if score is not None else []
         found = RunDiagnostics(
             folder=self.run,
-            fit=self.fit,
+            curve_verdict=self.curve_verdict,
             score=score,
             errors=errors,
             leakage=leakage,
@@ -183,11 +183,11 @@ class Reporter:
         )
 
     def score(
-        self, data: ReportData, scorer: TaskScorer | None, training: Sequence[Record]
+        self, data: RunRecords, scorer: TaskScorer | None, training: Sequence[Record]
     ) -> tuple[ScoreReport | None, ScoredPredictions | None]:
         """The score of the model and of the baselines, and the predictions."""
         if scorer is None:
-            return (self.language_score(data, training) if self.task.reads_documents else None), None
+            return (self.language_model_score(data, training) if self.task.reads_documents else None), None
         usable = sum(map(scorer.is_usable, data.evaluation))
         count, beam = self.options.max_records, self.recipe.train.eval_beam
         predictions = predict_and_score(scorer, self.model, data.evaluation, self.seconds, count, beam)
@@ -198,14 +198,14 @@ class Reporter:
             count = len(predictions.records)
             on_training = predict_and_score(scorer, self.model, training, self.seconds / 4, count, beam)
         add_baselines(predictions, training, only_cheap=self.options.quick)
-        score = report_score(predictions, len(data.evaluation), usable, on_training)
+        score = make_score_report(predictions, len(data.evaluation), usable, on_training)
         if score.num_records < usable:
             self.notes.append(
                 f"the score is over a sample of {score.num_records:,} of {usable:,} records (--limit, --seconds)"
             )
         return score, predictions
 
-    def language_score(self, data: ReportData, training: Sequence[Record]) -> ScoreReport | None:
+    def language_model_score(self, data: RunRecords, training: Sequence[Record]) -> ScoreReport | None:
         """The loss of a language model, or the accuracy of a masked one, with a unigram model as the baseline."""
         records = [one for one in data.evaluation if "text" in one.fields or "messages" in one.fields]
         if not records:
@@ -237,7 +237,7 @@ class Reporter:
         return ScoreReport(found.main_metric, own, baselines, None, found.num_records, num_usable, unit=unit)
 
     def leakage(
-        self, data: ReportData, scorer: TaskScorer | None, predictions: ScoredPredictions | None
+        self, data: RunRecords, scorer: TaskScorer | None, predictions: ScoredPredictions | None
     ) -> tuple[LeakageReport | None, float | None, LeakageReport | None]:
         """Leaks of the evaluation data, the score without them, and leaks of the test data."""
         limit = self.seconds / 3
@@ -275,8 +275,8 @@ class Reporter:
         return found, clean, test
 
     def count_data(
-        self, data: ReportData, scorer: TaskScorer | None, training: Sequence[Record]
-    ) -> tuple[DataReport | None, PreparedRun | None]:
+        self, data: RunRecords, scorer: TaskScorer | None, training: Sequence[Record]
+    ) -> tuple[RecordCounts | None, PreparedRun | None]:
         """What training truncated and left out."""
         if self.options.quick:
             return None, None
@@ -285,14 +285,14 @@ class Reporter:
             usable = (one for one in training if scorer.is_usable(one))
             classes.update(str(scorer.class_of(item)) for one in usable for item in scorer.items(scorer.expected(one)))
         try:
-            return report_data(data, self.model.tokenizer, dict(classes.most_common()), self.progress)
+            return count_records(data, self.model.tokenizer, dict(classes.most_common()), self.progress)
         except QkvError as error:
             self.notes.append(f"the training data could not be prepared again, so nothing was counted: {error}")
             return None, None
 
     def learning_curve(
         self,
-        data: ReportData,
+        data: RunRecords,
         scorer: TaskScorer | None,
         predictions: ScoredPredictions | None,
         training: Sequence[Record],
@@ -308,7 +308,7 @@ class Reporter:
                 curve = recipe_curve(scorer, self.recipe, self.run, training, predictions.records, minutes)
                 reason = explain_no_curve(sum(map(scorer.is_usable, training)))
             elif score is not None:
-                curve, reason = self.language_curve(data, score, minutes)
+                curve, reason = self.language_model_curve(data, score, minutes)
             if curve is None:
                 self.notes.append(f"there is no learning curve: {reason}")
             return curve
@@ -321,7 +321,9 @@ class Reporter:
             scorer, training, predictions.records, BASELINE_NAME, linear.predict, BASELINE_CURVE_SECONDS
         )
 
-    def language_curve(self, data: ReportData, score: ScoreReport, minutes: float) -> tuple[LearningCurve | None, str]:
+    def language_model_curve(
+        self, data: RunRecords, score: ScoreReport, minutes: float
+    ) -> tuple[LearningCurve | None, str]:
         """The curve of a language model, or why there is none."""
         documents = list(data.training_documents())
         if sum(len(str(one.fields.get("text", ""))) for one in documents) >= MAX_TEXT_CHARS:
@@ -329,7 +331,7 @@ class Reporter:
         excerpts = split_long_texts(documents, self.task)
         evaluated = split_long_texts(data.evaluation, self.task)
         evaluated = evaluated[:: max(1, len(evaluated) // min(LANGUAGE_RECORDS, self.options.max_records))]
-        curve = language_curve(score.metric, self.recipe, self.run, excerpts, evaluated, minutes)
+        curve = language_model_curve(score.metric, self.recipe, self.run, excerpts, evaluated, minutes)
         return curve, explain_no_curve(len(excerpts), "excerpt")
 
     def check_lr(self, prepared: PreparedRun | None, found: RunDiagnostics) -> Finding | None:

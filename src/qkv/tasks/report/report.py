@@ -48,7 +48,7 @@ class RunReport(RunFindings):
             "advice": [one.to_dict() for one in self.advice],
             "num_main_advice": len(self.main_advice),
             **{name: None if part is None else part.to_dict() for name, part in parts.items()},
-            "fit": asdict(self.fit),
+            "curve_verdict": asdict(self.curve_verdict),
             "curves": curves,
             "leakage": leakage_dict(self.leakage),
             "score_without_leaks": self.score_without_leaks,

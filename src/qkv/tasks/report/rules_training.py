@@ -38,10 +38,10 @@ def find_init_task(run: RunDiagnostics) -> str:
 
 def advise_resuming(run: RunDiagnostics) -> Advice | None:
     """Finish a run that has not finished, unless it has diverged."""
-    if run.is_finished or run.fit.verdict == "diverged":
+    if run.is_finished or run.curve_verdict.verdict == "diverged":
         return None
     budget = ", ".join(f"{key}={value:g}" for key, value in run.budget.items())
-    reason = f"The run has not finished: its log ends at step {run.fit.steps:,}, and its budget is {budget}."
+    reason = f"The run has not finished: its log ends at step {run.curve_verdict.steps:,}, and its budget is {budget}."
     return Advice("unfinished", "Resume the run", reason, command=resume_command(run.folder))
 
 
@@ -51,11 +51,15 @@ def advise_lr(run: RunDiagnostics) -> Advice | None:
     check = run.lr_check
     if not run.has_not_learned:
         return None
-    reason = f"{capitalise(run.fit.summary)}." if run.fit.verdict == "diverged" or run.has_stalled else ""
+    reason = (
+        f"{capitalise(run.curve_verdict.summary)}."
+        if run.curve_verdict.verdict == "diverged" or run.has_stalled
+        else ""
+    )
     if run.most_common_output_fraction:
         reason += f" {describe_same_output(run)}"
     best = better_lr(check)
-    if run.fit.verdict == "diverged" and (best is None or best > lr):
+    if run.curve_verdict.verdict == "diverged" and (best is None or best > lr):
         return run.advise("lr_too_high", "Lower the learning rate", reason, f"train.lr={lr / 10:.3g}")
     if check is None and is_too_short(run):
         return None
@@ -78,7 +82,7 @@ def advise_tested_lr(run: RunDiagnostics, reason: str) -> Advice | None:
 
 def advise_overfitting(run: RunDiagnostics) -> Advice | None:
     """Keep the best weights, and regularise."""
-    if run.fit.verdict != "overfitted" or run.is_nearly_perfect:
+    if run.curve_verdict.verdict != "overfitted" or run.is_nearly_perfect:
         return None
     metric = dict(run.metric_curve)
     if metric and run.score is not None and run.score.metric != "loss":
@@ -88,7 +92,7 @@ def advise_overfitting(run: RunDiagnostics) -> Advice | None:
     gap = ""
     if run.training_gap >= GAP_POINTS and run.score is not None:
         gap = f" The score is {run.training_gap:.0f} points better on the training data."
-    reason = f"{capitalise(run.fit.summary)}.{gap}"
+    reason = f"{capitalise(run.curve_verdict.summary)}.{gap}"
     stack, changes = run.config.stack, {}
     if run.recipe.train.final != "best":
         changes["keep the best checkpoint"] = ["train.final=best"]
@@ -108,12 +112,12 @@ def advise_underfitting(run: RunDiagnostics) -> Advice | None:
     """If a run was still improving, or is not better than a baseline, it is too short or its model is too small."""
     is_tested, best_lr = run.lr_check is not None, better_lr(run.lr_check)
     has_passed = best_lr in (None, run.recipe.train.lr) if is_tested else is_too_short(run)
-    is_slow = run.has_not_learned and run.fit.verdict != "diverged" and has_passed
+    is_slow = run.has_not_learned and run.curve_verdict.verdict != "diverged" and has_passed
     is_other = (run.has_not_learned and not is_slow) or advise_overfitting(run) is not None
     if run.is_nearly_perfect or is_other or not run.is_finished:
         return None
-    if run.fit.verdict == "improving" or run.has_stalled:
-        return advise_longer(run, f"{capitalise(run.fit.summary)}.")
+    if run.curve_verdict.verdict == "improving" or run.has_stalled:
+        return advise_longer(run, f"{capitalise(run.curve_verdict.summary)}.")
     if is_slow:
         return advise_longer(run, describe_same_output(run))
     if reason := describe_late_gain(run) or describe_short_run(run):
@@ -126,7 +130,7 @@ def advise_underfitting(run: RunDiagnostics) -> Advice | None:
         return None
     reached = format_score(metric, score.training.value)
     is_cut = run.data is not None and run.data.truncated + run.data.skipped > 0
-    has_settled = run.fit.verdict == "settled" and run.epochs >= MIN_EPOCHS and not is_cut
+    has_settled = run.curve_verdict.verdict == "settled" and run.epochs >= MIN_EPOCHS and not is_cut
     if run.is_below_baseline and run.is_trained_from_scratch and has_settled:
         stack = run.config.stack
         return run.advise(
@@ -161,10 +165,10 @@ def describe_short_run(run: RunDiagnostics) -> str:
     """A sentence for a run that was too short although its loss was flat at its end, where learning rates are low."""
     if is_language_model_at_baseline(run.score):
         return ""  # `advise_baseline` considers the learning rate, too
-    if run.fit.steps < MIN_STEPS and (run.is_first_epoch or run.training_gap < GAP_POINTS):
-        return f"The run took only {count_nouns(run.fit.steps, 'step')}."
+    if run.curve_verdict.steps < MIN_STEPS and (run.is_first_epoch or run.training_gap < GAP_POINTS):
+        return f"The run took only {count_nouns(run.curve_verdict.steps, 'step')}."
     if run.is_first_epoch:
-        return f"{capitalise(run.fit.summary)}."
+        return f"{capitalise(run.curve_verdict.summary)}."
     if run.is_near_unigram and (run.full_epochs or 0) < ENOUGH_EPOCHS:
         return f"{describe_baseline(run)} The model has learned little more than the frequencies of tokens."
     return ""
@@ -172,7 +176,7 @@ def describe_short_run(run: RunDiagnostics) -> str:
 
 def is_too_short(run: RunDiagnostics) -> bool:
     """Whether the run ended while it was improving, or had read only some of its training data in a few steps."""
-    return run.fit.verdict == "improving" or (run.fit.verdict == "unknown" and run.is_first_epoch)
+    return run.curve_verdict.verdict == "improving" or (run.curve_verdict.verdict == "unknown" and run.is_first_epoch)
 
 
 def advise_longer(run: RunDiagnostics, reason: str) -> Advice:
@@ -200,7 +204,7 @@ def advise_pretrained(run: RunDiagnostics) -> Advice | None:
     is_near = run.is_at_baseline and best is not None and best.name == BASELINE_NAME
     reason = describe_baseline(run) if run.is_below_baseline or is_near else ""
     has_memorised = run.training_gap >= GAP_POINTS and not run.is_first_epoch
-    if not reason and has_memorised and run.fit.verdict in ("settled", "overfitted"):
+    if not reason and has_memorised and run.curve_verdict.verdict in ("settled", "overfitted"):
         reason = (
             f"The score is {run.training_gap:.0f} points better on the training data: there is too little of it to "
             "train a new model."

@@ -35,7 +35,7 @@ class ScoredRecord:
     expected: str
     score: float  # 1 is right, 0 is wrong
     confidence: float | None = None
-    second_opinion: str = ""  # what the best baseline predicts, if the task has classes
+    baseline_prediction: str = ""  # what the best baseline predicts, if the task has classes
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ class ScoredPredictions:
     expected: list[Any]
     scores: list[float]
     confidences: list[float | None]
-    opinions: dict[str, list[Any]] = field(default_factory=dict)  # the predictions of each baseline
+    baseline_predictions: dict[str, list[Any]] = field(default_factory=dict)  # the predictions of each baseline
 
-    def scored_record(self, number: int, opinion: Sequence[Any] = ()) -> ScoredRecord:
+    def scored_record(self, number: int, baseline: Sequence[Any] = ()) -> ScoredRecord:
         """One record, with the prediction of a second model if there is one."""
         record = self.records[number]
         return ScoredRecord(
@@ -112,7 +112,7 @@ class ScoredPredictions:
             self.scorer.show(self.expected[number], record),
             self.scores[number],
             self.confidences[number],
-            self.scorer.show(opinion[number], record) if len(opinion) else "",
+            self.scorer.show(baseline[number], record) if len(baseline) else "",
         )
 
 
@@ -160,7 +160,7 @@ def add_baselines(predictions: ScoredPredictions, training: Sequence[Record], on
     usable = [one for one in training if predictions.scorer.is_usable(one)]
     chosen = applicable_baselines(predictions.scorer, predictions.records, only_cheap) if usable else {}
     for name, baseline in chosen.items():
-        predictions.opinions[name] = baseline.predict(predictions.scorer, usable, predictions.records)
+        predictions.baseline_predictions[name] = baseline.predict(predictions.scorer, usable, predictions.records)
 
 
 def measure(name: str, score: float) -> Measured:
@@ -169,7 +169,7 @@ def measure(name: str, score: float) -> Measured:
     return Measured(name, float(score), interval)
 
 
-def report_score(
+def make_score_report(
     predictions: ScoredPredictions, num_records: int, num_usable: int, training: ScoredPredictions | None
 ) -> ScoreReport:
     """The score of all predictions, and of groups of them."""
@@ -180,7 +180,9 @@ def report_score(
         made = scorer.report_classes(predicted, expected)
         classes = {name: asdict(one) for name, one in made.classes.items()}
         confusion = made.confusion
-    baselines = [measure(name, scorer.measure(made, expected)) for name, made in predictions.opinions.items()]
+    baselines = [
+        measure(name, scorer.measure(made, expected)) for name, made in predictions.baseline_predictions.items()
+    ]
     on_training = None if training is None else scorer.measure(training.predicted, training.expected)
     return ScoreReport(
         scorer.metric,

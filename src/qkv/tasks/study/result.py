@@ -12,7 +12,7 @@ from qkv.tasks.study.paired import CONFIDENCE, MAX_SEEDS, POWER, PairedDifferenc
 from qkv.tasks.study.plan import BASE, Study
 from qkv.train.progress import lower_is_better
 
-ONE_SEED = "one seed each: the difference holds for these runs, not for the change"
+ONE_SEED = "one seed per variant: the difference holds for these runs, not for the change of the recipe"
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class CheckpointManager:
         if names != set(tensors):
             missing, unknown = sorted(set(tensors) - names), sorted(names - set(tensors))
             raise QkvError(
-                f"{checkpoint.folder}: its tensors are not those of this recipe (missing {missing[:3]}, unknown "
+                f"{checkpoint.folder}: its tensors do not match this recipe (missing {missing[:3]}, unknown "
                 f"{unknown[:3]}). Undo changes of the optimizer, EMA or model, or start a new run with run=…"
             )
         with torch.no_grad():

@@ -61,7 +61,7 @@ def group_slices(shards: Sequence[Mapping[str, Any]]) -> dict[str, _StoredTensor
             bounds = tuple(entry["offset"]), tuple(entry["size"])
             numbers = (*shape, *bounds[0], *bounds[1], entry["start"], entry["bytes"])
             if type(name) is not str or not all(type(number) is int and number >= 0 for number in numbers):
-                raise ValueError(f"{name}: the numbers {shorten(str(numbers))} are not all integers of at least 0")
+                raise ValueError(f"{name}: the numbers {shorten(str(numbers))} must be integers of at least 0")
             if entry["start"] + entry["bytes"] > shard["bytes"]:
                 raise ValueError(f"{name}: a slice ends after the end of {shard['file']}")
             if entry["bytes"] != prod(bounds[1]) * dtype.itemsize:

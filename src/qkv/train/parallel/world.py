@@ -169,7 +169,7 @@ def init_world(section: TrainSection) -> World:
     if size == 1:
         if section.tensor_parallel > 1:
             raise UsageError(
-                f"train.tensor_parallel = {section.tensor_parallel} needs that number of processes; this run has one. "
+                f"train.tensor_parallel = {section.tensor_parallel} needs several processes; this run has one. "
                 f"Start it with --processes {section.tensor_parallel}"
             )
         return World(device=device)

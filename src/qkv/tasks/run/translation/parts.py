@@ -46,7 +46,7 @@ def translate(model: TextModel, texts: Sequence[str], options: TranslateOptions)
     translated sentence begins with the prefix, which must end at the end of a word.
     """
     prompt, sentences = options.prompt, options.sentences
-    fits, processor = fits_into(model, prompt), find_processor(model)
+    fits, processor = make_length_check(model, prompt), find_processor(model)
     reads_sentences = model.config.reads_sentences is not False
 
     def is_split(text: str) -> bool:
@@ -97,7 +97,7 @@ def summarise(model: TextModel, texts: Sequence[str], options: SummariseOptions)
     If a text is too long for the model, `options.too_long` decides: "split" summarises part by part and joins the
     summaries; "truncate" summarises the first part only; "error" raises an error.
     """
-    fits, too_long = fits_into(model, options.prompt), options.too_long
+    fits, too_long = make_length_check(model, options.prompt), options.too_long
     truncated: list[str] = []
 
     def split(text: str) -> list[CharSpan]:
@@ -120,7 +120,7 @@ def summarise(model: TextModel, texts: Sequence[str], options: SummariseOptions)
     return [join_parts(text, several, keep_gaps=False) for text, several in zip(texts, parts, strict=True)]
 
 
-def fits_into(model: TextModel, prompt: str) -> Callable[[str], bool]:
+def make_length_check(model: TextModel, prompt: str) -> Callable[[str], bool]:
     """Make a function that returns whether a text has at most as many tokens as the encoder has positions."""
     assert model.config.encoder is not None
     limit = model.config.encoder.max_positions
