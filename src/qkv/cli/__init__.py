@@ -1,4 +1,4 @@
-"""The command line. Each file holds a group of commands, which call the library and print what it returns.
+"""The command line. Each file holds a group of commands, which call the library and print its results.
 
 Results go to stdout, progress and notes to stderr. Exit codes: 0 success, 1 the work failed, 2 the command was wrong,
 130 interrupted. Torch is imported inside the commands that need it, so that `qkv --help` is fast. `qkv lab` and

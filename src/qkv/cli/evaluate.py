@@ -181,7 +181,7 @@ def evaluate(
 
 @dataclass
 class EvaluatedModels:
-    """The evaluations of models of the same task, and what they were evaluated on."""
+    """The evaluations of models of the same task, and a description of the records."""
 
     task: "Task"
     config: "Config"  # of the first model
@@ -231,7 +231,7 @@ def evaluate_models(
 def compare_results(
     models: Sequence[str], results: "Sequence[Evaluation]", described: dict[str, Any], json: bool
 ) -> None:
-    """Print the results of several models, and the differences from the first. `described` has what they share."""
+    """Print the results of several models, and the differences from the first. `described` has their common fields."""
     from qkv.render.evaluation import print_comparison
 
     first, *others = results

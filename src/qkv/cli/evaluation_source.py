@@ -148,7 +148,7 @@ class EvaluationSource:
         return [note] if note else []
 
     def advise_below_baseline(self) -> str:
-        """What to do if the baseline is better; "" on the training data, which the baseline has memorised."""
+        """Advice if the baseline is better; "" on the training data, which the baseline has memorised."""
         from qkv.tasks.evaluation_records import find_training_files
 
         if self.recipe is None:

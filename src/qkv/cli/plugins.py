@@ -1,4 +1,4 @@
-"""Plugins: what other packages add to qkv, found by their entry points in `pyproject.toml`.
+"""Plugins: commands and tables that other packages add to qkv, found by their entry points in `pyproject.toml`.
 
     [project.entry-points."qkv.commands"]
     lab = "qkv_lab.command:lab"
@@ -55,7 +55,7 @@ IMPORT = "--import"
 
 
 def take_imports(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the arguments of a command into those without `--import`, and the modules to import.
+    """Remove `--import MODULE` from the arguments of a command; return the other arguments, and the modules.
 
     >>> take_imports(["run", "--import", "mypkg", "models/a", "--import=other"])
     (['run', 'models/a'], ['mypkg', 'other'])

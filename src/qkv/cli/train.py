@@ -132,7 +132,7 @@ def report_lines(run: str) -> tuple[list[str], str]:
 
 
 def example_command(trained: "TrainingResult", sample: "Sample | None") -> str:
-    """The command that tries a new model: a chat, or a run on a text like those that it was trained on."""
+    """The command that tries a new model: a chat, or a run on a text that resembles its training data."""
     from qkv.tasks.table import find_task
 
     folder, task = shlex.quote(trained.run_end.folder), find_task(trained.config)

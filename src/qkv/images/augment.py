@@ -18,7 +18,7 @@ from torch.nn.functional import affine_grid, grid_sample
 from qkv.errors import UsageError, suggest_name
 
 GREY = 0.5
-MAX_SHIFT = 1 / 8  # of the side of an image
+MAX_SHIFT = 1 / 8  # as a fraction of the side of an image
 NUM_CHANGES = 2  # of `rand`
 GOLDEN_GAMMA, UINT64_MAX = 0x9E3779B97F4A7C15, 2**64 - 1
 

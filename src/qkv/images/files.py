@@ -95,7 +95,7 @@ def fit_image(image: "Image", config: PatchesConfig) -> np.ndarray:
         side = min(width, height) if config.fit == "crop" else max(width, height)
         new = (max(1, int(width * size / side)), max(1, int(height * size / side)))
     box = None
-    if config.fit == "crop":  # resize only what is cut out, because the whole image may be very long
+    if config.fit == "crop":  # resize only the cut, because the whole image may be very long
         left, top = (new[0] - size) // 2, (new[1] - size) // 2
         scale = width / new[0], height / new[1]
         box = (left * scale[0], top * scale[1], (left + size) * scale[0], (top + size) * scale[1])

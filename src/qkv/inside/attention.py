@@ -77,7 +77,7 @@ def value_weighted_pattern(network: Network, trace: Trace, site: str, heads: Seq
 
 @dataclass(frozen=True)
 class HeadSummary:
-    """What one head does, as means over the queries of a text, or of several texts.
+    """A summary of one head: means over the queries of a text, or of several texts.
 
     A value is None where it is not defined, such as `mean_distance` for cross-attention.
     """

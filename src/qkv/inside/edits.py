@@ -35,7 +35,7 @@ Value = TypeVar("Value")
 
 
 class Where(TypedDict, total=False):
-    """Which part of a site an edit changes; what is left out is not limited."""
+    """The part of a site that an edit changes; a field that is None does not limit it."""
 
     heads: Sequence[int] | None
     positions: Sequence[int] | slice | None

@@ -34,7 +34,7 @@ def activation_of(site: str) -> str:
 
 
 def require_blocks(config: Config, what: str) -> None:
-    """Raise an error if a model is recurrent: `what`, a lens for instance, reads parts of Transformer blocks."""
+    """Raise an error if a model is recurrent: `what`, a lens for instance, needs Transformer blocks."""
     if config.is_recurrent:
         raise UsageError(
             f"{what} needs Transformer blocks, but this model has {config.stack.block.upper()} layers; trace its own "

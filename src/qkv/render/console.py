@@ -1,4 +1,4 @@
-"""What is written to a terminal: texts without effect on it, and no escape sequences if NO_COLOR is set.
+"""Output to a terminal: control characters in texts are escaped, and there are no escape sequences if NO_COLOR is set.
 
 A text of a model, a file or a request may have control characters, which could change the title of a terminal, move its
 cursor or hide what was printed before. `protect_terminal` makes them visible in all output of `print`, and

@@ -30,7 +30,8 @@ def print_evaluation(
     baseline: Mapping[str, float] | None = None,
     advice_below_baseline: str = "",
 ) -> None:
-    """Print the metrics, beside those of a baseline if there is one, the scores by class, and the examples.
+    """Print the metrics (with a baseline's metrics beside them, if there is one), the scores by class, and the
+    examples.
 
     The advice is printed if the baseline is better; without advice, nothing is said, because the comparison is unfair.
     """

@@ -59,7 +59,7 @@ def study_table(result: StudyResult) -> list[list[str]]:
 
 
 def print_variants(compared: Sequence[MetricComparison], main: str, num_records: int, console: Console) -> None:
-    """Print the scores of the variants of a study on records, and what the differences say."""
+    """Print the scores of the variants of a study on records, and the verdicts on the differences."""
     seeds = len(compared[0].values)
     table: Table = plain_table(f"{num_records:,} records, {seeds} seeds", "", "mean ± sd", "− baseline")
     for one in compared:
@@ -84,7 +84,7 @@ def format_paired(metric: str, found: PairedDifference | None) -> str:
 
 
 def verdict_lines(result: StudyResult) -> list[str]:
-    """The verdicts, and what they rest on."""
+    """The verdicts and the measurements behind them."""
     direction = "lower" if result.is_lower_better else "higher"
     equal = "the budget of the recipe" if result.match == "steps" else f"the same {MATCHED[result.match]}"
     lines = [one.verdict + "." for one in result.comparisons]

@@ -33,7 +33,7 @@ from qkv.text.bm25 import InvertedIndexBuilder
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What a build did."""
+    """The result of a build: counts of files and passages."""
 
     files: int  # in the index now
     passages: int

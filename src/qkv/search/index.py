@@ -43,7 +43,7 @@ DEFAULT_SETTINGS = {"max_tokens": 256, "dtype": "float32", "pooling": None}
 
 
 class Index:
-    """An index that was opened for search. `report` says what the build did, if this index was just built."""
+    """An index that was opened for search. `report` is the report of the build, if this index was just built."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Find text files, and split them into passages with line numbers.
 
-A passage is a part of a file that the model can read at once: whole paragraphs if they fit, else whole sentences, as
-many as fit. Passages do not overlap, and their text is unchanged.
+A passage is a part of a file that the model can read at once: as many whole paragraphs as fit or, if a paragraph is too
+long, as many whole sentences. Passages do not overlap, and their text is unchanged.
 """
 
 import os

@@ -16,7 +16,7 @@ FULL_WEIGHT_FRACTION = 0.25
 
 
 def top_k(scores: np.ndarray, k: int) -> np.ndarray:
-    """The indices of the k highest scores, the highest first; of equal scores, the lower index first.
+    """The indices of the k highest scores, the highest first; if scores are equal, the lower index comes first.
 
     >>> top_k(np.array([1.0, 3.0, 3.0, 2.0]), 3).tolist()
     [1, 2, 3]
@@ -29,7 +29,7 @@ def top_k(scores: np.ndarray, k: int) -> np.ndarray:
 
 
 def rank_matches(scores: np.ndarray, top: int) -> Ranking:
-    """The best passages that share a word with the query: those with a positive score.
+    """The best passages that share a word with the query, which means that their score is positive.
 
     >>> rank_matches(np.array([0.0, 1.5, 0.5]), 3)[0].tolist()
     [1, 2]

@@ -31,7 +31,7 @@ log = logging.getLogger("qkv.serve")
 
 
 def find_endpoints() -> tuple[Endpoint, ...]:
-    """All endpoints, with those of tasks that other packages have registered."""
+    """All endpoints, including the endpoints of tasks that other packages have registered."""
     return (
         *completions.ENDPOINTS,
         *chat_completions.ENDPOINTS,
@@ -114,7 +114,7 @@ async def load_models(server: ServerState) -> None:
 
 
 async def report_http_error(_: Request, error: Exception) -> Response:
-    """Starlette's own errors, such as an unknown path, in the form of all others."""
+    """Convert Starlette's own errors, such as an unknown path, to the form of all other errors."""
     assert isinstance(error, HTTPException)
     status = error.status_code if error.status_code in STATUSES else 400
     messages = {404: "there is no such path; see /docs", 405: "this path has another method; see /docs"}

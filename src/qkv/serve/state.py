@@ -1,4 +1,4 @@
-"""What the routes of one server share."""
+"""The state that the routes of one server share."""
 
 import time
 from dataclasses import dataclass, field

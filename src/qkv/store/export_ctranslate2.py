@@ -234,7 +234,7 @@ def _fill_linear(spec: Any, linear: nn.Linear, rows: slice = slice(None)) -> Non
 
 
 def _fill_norm(spec: Any, norm: nn.Module, width: int) -> None:
-    """Copy a norm. If our norm has no gain, CTranslate2's gets ones; if ours has no bias, it gets zeros."""
+    """Copy a norm. If our norm has no gain, the gain of CTranslate2's norm is 1; if ours has no bias, its bias is 0."""
     gain, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
     spec.gamma = _array(torch.ones(width) if gain is None else gain)
     if hasattr(spec, "beta"):

@@ -157,7 +157,9 @@ class CrossDecoderGraph(NetworkGraph):
 
 
 class PastCache:
-    """Replaces `SelfCache` inside a graph, which may not overwrite tensors: it returns new, longer ones."""
+    """Replaces `SelfCache` inside a graph. A graph may not overwrite tensors, so this cache returns new, longer
+    tensors.
+    """
 
     def __init__(self, past: Tensor, layout: SequenceLayout) -> None:
         self.past, self.layout = past, layout

@@ -75,7 +75,9 @@ def _read_pooling(path: Path) -> str:
 
 
 def find_transformer_export(config: Config) -> HfExport:
-    """What the Transformer of an embedding model is exported to: preferably the architecture that it was read from."""
+    """The architecture to which the Transformer of an embedding model is exported, preferably the one that it was read
+    from.
+    """
     found = []
     for head in BARE_HEADS:
         try:

@@ -144,7 +144,7 @@ def check_names(path: Path) -> None:
 
 
 def _find_files(folder: Path) -> list[Path]:
-    """The weight files of a folder. If there are none, the error says what the folder has instead."""
+    """The weight files of a folder. If there are none, the error lists what the folder contains instead."""
     if (folder / WEIGHTS_FILE).exists():
         return [folder / WEIGHTS_FILE]
     if (folder / INDEX_FILE).exists():

@@ -345,7 +345,7 @@ def _encoding_error(error: BaseException) -> BaseException:
 
 
 def drop_unstable_values(value: Any) -> Any:
-    """A JSON value without what varies between machines.
+    """A JSON value without the parts that vary between machines.
 
     That is: null entries, which differ between versions of the library, and the last digits of numbers, which the
     library does not preserve when it writes and reads them.

@@ -149,7 +149,7 @@ def list_files(source: Any) -> list[Path] | None:
 
 
 def check_text(text: Any, what: str) -> None:
-    """Raise an error if `text` cannot be encoded. `what` names it in the message."""
+    """Raise an error if `text` cannot be encoded. `what` is its name in the message."""
     if not isinstance(text, str):
         raise UsageError(f"{what} must be a string, not {type(text).__name__}")
     try:

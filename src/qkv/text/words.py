@@ -8,7 +8,7 @@ WORD_PATTERN = re.compile(r"\w+(?:[-'’.]\w+)*|[^\w\s]")
 JOINER = "\u200d"  # joins emoji to one picture
 MARKS = ("Mn", "Mc", "Me", "Cf")
 ZERO_WIDTH_SPACE = "\u200b"  # separates words, although its category is Cf
-MAX_MARKS = 16  # of one character; more are not looked at
+MAX_MARKS = 16  # combining marks of one character; more are ignored
 SKIN_TONES = range(0x1F3FB, 0x1F400)
 
 

@@ -1,4 +1,4 @@
-"""Read plain values as typed values, and check the values of a dataclass. Errors name the field, and what it may be."""
+"""Read plain values as typed values, and check the values of a dataclass. Errors name the field and allowed values."""
 
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -36,7 +36,7 @@ TOO_DEEP = "the value is nested too deeply; make it flatter"
 
 
 def read(expected: type[T], value: Any, path: str = "", *, notation: Notation = JSON) -> T:
-    """Convert plain values to a type, such as a dataclass. `path` is what errors call the value itself.
+    """Convert plain values to a type, such as a dataclass. `path` is the name of the value itself in errors.
 
     A field with a default may be missing or null. Unknown fields are errors. An integer may be written as 5.0.
 

@@ -1,4 +1,4 @@
-"""What a type says about its values: limits, choices, names for error messages, and the fields of dataclasses."""
+"""Properties of types: limits, choices, names for error messages, and the fields of dataclasses."""
 
 import json
 from collections.abc import Callable, Collection
@@ -38,7 +38,7 @@ class Limits:
     below: float | None = None
 
     def find_problem(self, value: Any) -> str:
-        """What is wrong with the value, such as "must be at most 10", or "". None has no limits.
+        """The problem of a value, such as "must be at most 10", or "". None has no limits.
 
         >>> Limits(0, below=1).find_problem(1.0), Limits(1).find_problem(""), Limits(0, 5).find_problem(5)
         ('must be below 1', 'must have at least 1 character, and has 0', '')
@@ -74,7 +74,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Expected:
-    """What error messages say that a value must be, if the name of its type does not say it."""
+    """The phrase for a type in error messages, if its name does not suffice."""
 
     text: str
 
@@ -96,7 +96,7 @@ class Notation:
     """How values and types are written in error messages."""
 
     show: Callable[[Any], str]
-    table: str  # what a mapping is called
+    table: str  # the name for a mapping
 
 
 def show_json(value: Any) -> str:
@@ -184,7 +184,7 @@ def describe_type(expected: Any, notation: Notation = PYTHON) -> str:
 
 @dataclass(frozen=True)
 class FieldInfo:
-    """A field of a dataclass: what its type, its notes and its metadata say."""
+    """A field of a dataclass, with the information of its type, its notes and its metadata."""
 
     name: str  # of the attribute
     key: str  # in JSON and TOML: the name without a final underscore, as in `from_`

@@ -50,7 +50,7 @@ def evaluate_autoencoder(
     site: str = "",
     batch_size: int = 16,
 ) -> AutoencoderReport:
-    """Measure a sparse autoencoder on examples. By default, the site is the one that it was trained on."""
+    """Measure a sparse autoencoder on examples. By default, the site is the site that it was trained on."""
     site = site or autoencoder.config.site
     check_per_token_site(network, site)
     if network.head.config.kind in POOLED_KINDS or network.head.out is None:

@@ -30,8 +30,8 @@ def summarise_features(
 ) -> FeatureReport:
     """Return the features with their top examples.
 
-    The features are those with the largest activations, but a feature that is active at more than a tenth of all tokens
-    comes last, because it seldom has one meaning.
+    The features with the largest activations come first, but a feature that is active at more than a tenth of all
+    tokens comes last, because it seldom has one meaning.
     """
     site = autoencoder.config.site
     with torch.no_grad():

@@ -5,7 +5,7 @@ features are known.
 
 The model learns to store the features as directions of a space with fewer dimensions, the columns of W. A sparse
 autoencoder that is trained on h = Wx should find these directions again. Without the ReLU, the model is linear and
-stores only C features, those with the largest importance.
+stores only the C most important features.
 
 N samples, P true features, C dimensions
 """
@@ -38,7 +38,7 @@ class ToyModel(nn.Module):
     def directions(self) -> Tensor:
         """The direction of each feature that the model stores, (stored features, C), scaled to length 1.
 
-        The model may leave features out; the columns of those are short.
+        The model may leave features out; their columns are short.
         """
         columns = self.weight.detach().T
         return F.normalize(columns[columns.norm(dim=1) > 0.5], dim=1)

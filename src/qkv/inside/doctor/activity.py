@@ -60,7 +60,7 @@ def check_heads(subject: Subject) -> Finding:
             for site, name in (("z", "attention"), ("cross_z", "cross")):
                 attention = getattr(block, name, None)
                 if not isinstance(attention, Attention) or f"{stack.name}.{layer}.{site}" not in tap.values:
-                    continue  # a part of one's own may have no heads
+                    continue  # a registered part may have no heads
                 z = tap[f"{stack.name}.{layer}.{site}"].transpose(0, 1)[:, is_token]  # (H, N, D)
                 weight = attention.out.weight
                 by_head = weight.float().view(len(weight), len(z), -1).permute(1, 2, 0)  # (C, H·D) → (H, D, C)
@@ -93,7 +93,7 @@ def check_neurons(subject: Subject) -> Finding:
         for layer in range(stack.config.layers):
             site = f"{stack.name}.{layer}.mlp_post"
             if site not in tap.values:
-                continue  # a part of one's own may have no neurons
+                continue  # a registered part may have no neurons
             activations = tap[site][is_token].float()  # (N, F)
             is_dead = activations.abs().amax(0) <= DEAD_NEURON_FRACTION * root_mean_square(activations)
             fractions[site.removesuffix(".mlp_post")] = float(is_dead.float().mean())

@@ -30,7 +30,7 @@ MAX_SHOWN = 4
 
 
 def join_names(names: Iterable[str]) -> str:
-    """Join the names. Of a long list, only the first few are named, and the others are counted."""
+    """Join the names. If the list is long, only the first few are named, and the others are counted."""
     listed = list(names)
     more = f" and {len(listed) - MAX_SHOWN} more" if len(listed) > MAX_SHOWN else ""
     return ", ".join(listed[:MAX_SHOWN]) + more
@@ -140,7 +140,7 @@ def check_overfit(subject: Subject) -> Finding:
 
 
 def check_lr(subject: Subject) -> Finding:
-    """A short range test: the loss after a few steps, with the recipe's learning rate and with others around it."""
+    """A short range test: the loss after a few steps, with the recipe's learning rate and with neighbouring ones."""
     section = subject.train
     if section is None:
         return skipped("there is no recipe", "to check a learning rate, give the recipe")

@@ -93,7 +93,7 @@ def find_value_change(model: FactModel, world: FactWorld, fact: Fact, value: str
 
 @torch.no_grad()
 def mean_value(model: FactModel, world: FactWorld, relation: str, value: str, site: str) -> Tensor:
-    """The mean output of an MLP at the names of the people who have a value; zeros if there is nobody, (C,)."""
+    """The mean output (C,) of an MLP at the names of the people with a value; zeros if there are no such people."""
     people = [fact for fact in world.facts if (fact.relation, fact.value) == (relation, value)]
     if not people:
         return torch.zeros(model.network.output_stack.config.width)
@@ -116,10 +116,10 @@ def key_covariance(model: FactModel, world: FactWorld, layer: int) -> Tensor:
 
 @dataclass(frozen=True)
 class EditReport:
-    """What an edit changed."""
+    """Measurements of what an edit changed."""
 
     success: float  # the fraction of paraphrases of the edited fact with the new answer
-    others_changed: float  # the fraction of prompts for all other facts whose answer is not what it was
+    others_changed: float  # the fraction of prompts for all other facts whose answer has changed
     same_person_changed: float  # the same, for the other facts about the same person
 
 

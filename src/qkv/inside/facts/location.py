@@ -78,6 +78,6 @@ def pair_prompts(world: FactWorld, max_pairs: int, seed: int) -> tuple[list[Fact
 
 
 def logit_difference(logits: Tensor, answers: Tensor, other_answers: Tensor) -> Tensor:
-    """The logit of one answer minus that of another, (B,)."""
+    """The difference of the logits of two answers, (B,)."""
     rows = torch.arange(len(logits))
     return logits[rows, answers] - logits[rows, other_answers]

@@ -169,7 +169,7 @@ def _sharpest_first(
     layers: dict[str, list[int]],
     heads: dict[str, list[int]],
 ) -> Iterator[tuple[AttentionKind, int, int]]:
-    """All heads: first the one of each layer with the lowest entropy, then the second one of each layer, …."""
+    """All heads: first the head with the lowest entropy of each layer, then the second head of each layer, …."""
     ranked = []
     for kind in kinds:
         for layer in layers[kind.name]:

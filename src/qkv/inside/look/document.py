@@ -73,7 +73,7 @@ def make_document(
 
     `parts` are further views, such as "search", which are added as they are.
 
-    `token_type_ids` are those of an encoder's text; None stands for zeros.
+    `token_type_ids` are the token types of an encoder's text; None stands for zeros.
     """
     config = network.config
     options = limit_views(config, options)

@@ -49,7 +49,7 @@ def describe_embedding(
         {"name": name, "values": _packed(values), "norms": norms[name]} for name, values in parts
     ]
     if stack.config.position == "rotary":
-        # The first table is that of layers without a window, if there are such layers.
+        # If some layers have no window, their table comes first.
         cosines = next(iter(stack.rotary_tables(residual[None], layout).values())).cos[0, 0]
         half = cosines.shape[-1] // 2
         described.append({"name": "cosine of the rotary angles", "values": _packed(cosines[:, :half]), "norms": None})

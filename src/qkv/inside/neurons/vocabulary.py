@@ -28,7 +28,7 @@ class TokenEffect:
 
 @dataclass(frozen=True)
 class VocabularyEffect:
-    """The tokens whose logits a direction raises most, and those that it lowers most."""
+    """The tokens whose logits a direction raises most, and the tokens whose logits it lowers most."""
 
     promoted: tuple[TokenEffect, ...]
     suppressed: tuple[TokenEffect, ...]

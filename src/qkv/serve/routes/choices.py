@@ -1,4 +1,4 @@
-"""What completions and chats share: submitting generations, counting tokens, and the names of OpenAI's API."""
+"""Code shared by completions and chats: submitting generations, counting tokens, and the names of OpenAI's API."""
 
 import asyncio
 import secrets
@@ -39,7 +39,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class ResponseFields:
-    """What every chunk of an answer repeats."""
+    """The fields that every chunk of an answer repeats."""
 
     id: str
     created: int
@@ -156,7 +156,7 @@ def cancel_choices(generations: Sequence[Generation]) -> None:
 
 
 def close_choices(call: Call, served: ServedModel, num_prompt: int, generations: Sequence[Generation]) -> None:
-    """End a stream: cancel what has not finished, and count the tokens of a stream that ended early."""
+    """End a stream: cancel unfinished generations, and count the tokens of a stream that ended early."""
     cancel_choices(generations)
     if not hasattr(call.request.state, "generated_tokens"):
         count_usage(call, served, num_prompt, generations)

@@ -49,7 +49,7 @@ class Health:
 
 
 def describe_model(pool: ModelPool, name: str) -> ServedModelInfo:
-    """What a client may know of a model: never its path."""
+    """The properties of a model that a client may see; its path is not one of them."""
     served = pool.loaded.get(name)
     if served is None:
         return ServedModelInfo(name, "model", 0, "qkv", pool.state(name), None, None, None)

@@ -6,8 +6,9 @@ the next step, so the number of chunks per second is limited: then a chunk has s
 end of a text are sent at once.
 
 A forward pass that raises an error fails all requests of its batch, and one of them may be the reason. So each of them
-is submitted once more, one after the other: the reason fails again, alone, and the others finish. The second attempt
-generates the same tokens, because sampling has a seed, and clients receive only what they have not received yet.
+is submitted once more, one after the other. The request that caused the fault fails again, alone, and the others
+finish. The second attempt generates the same tokens, because sampling has a seed, and clients receive only what they
+have not received yet.
 """
 
 import asyncio
@@ -157,7 +158,9 @@ class EngineThread:
         self._flush()
 
     def _handle_changes(self) -> None:
-        """Note which of the changed generations have ended, and queue those for a retry that a fault has failed."""
+        """Note which of the changed generations have ended, and queue generations that failed because of a fault for a
+        retry.
+        """
         changed, self._changed = self._changed, []
         for generation in changed:
             request = generation.request
@@ -184,7 +187,7 @@ class EngineThread:
             self._finish(generation, error)
 
     def _retry_next(self) -> None:
-        """Submit the next generation that a fault has failed, after the one before it has ended."""
+        """Retry the next generation that failed because of a fault, after the previous retry has ended."""
         while self._retries and (self._retried is None or self._retried not in self._unfinished):
             with self._lock:
                 generation = self._retried = self._retries.popleft()

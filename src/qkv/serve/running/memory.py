@@ -46,7 +46,7 @@ class MemoryGuard:
             )
 
     def check_load(self, name: str, source: str) -> None:
-        """Raise an error if a model, by the size of its files, does not fit into the free memory."""
+        """Raise an error if the files of a model are larger than the free memory."""
         needed = weight_bytes(find_bundled(source) or Path(source)) + self.settings.min_free_mib * MIB
         if needed > self.free_bytes(now=True):
             raise QkvError(

@@ -17,7 +17,7 @@ class TokenTexts:
             self._bytes = TokenBytes(tokenizer, vocab_size)
 
     def bytes_of(self, token: int) -> bytes:
-        """The bytes of a token inside a text. For a special token, they are those of its name."""
+        """The bytes of a token inside a text. A special token has the bytes of its name."""
         data = self._bytes.to_bytes([token], at_start=False) if self._bytes else self.tokenizer.decode([token]).encode()
         return data or (self.tokenizer.id_to_token(token) or "").encode()
 

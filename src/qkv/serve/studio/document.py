@@ -69,7 +69,7 @@ def check_num_tokens(num_tokens: int, name: str) -> None:
 
 
 def describe_model(model: Model, name: str, examples: list[str], autoencoders: Autoencoders) -> dict[str, Any]:
-    """What the page needs to know of a model before it traces a text."""
+    """The properties of a model that the page needs before it traces a text."""
     config = model.config
     tokenizer = model.tokenizer
     mask_id = None if tokenizer is None else tokenizer.special_tokens.mask

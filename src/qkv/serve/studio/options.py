@@ -1,4 +1,4 @@
-"""What the studio is started with: folders of runs, sparse autoencoders, example texts."""
+"""The options of the studio: folders of runs, sparse autoencoders, example texts."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from qkv.train.run.folder import RunFolder
 
 @dataclass(frozen=True)
 class StudioOptions:
-    """What the studio is started with. `autoencoders` are those of all models, by name."""
+    """What the studio is started with. `autoencoders` are the autoencoders of all models, by name."""
 
     runs: Runs = field(default_factory=lambda: Runs([Path("runs")]))
     autoencoders: dict[str, SparseAutoencoder] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class StudioOptions:
         }
 
     def list_examples(self, source: str | Path | None) -> list[str]:
-        """Texts for a model: those given at the start, or those of the run that trained it."""
+        """Example texts for a model: the texts given at the start, or texts of the run that trained it."""
         if self.examples or source is None:
             return list(self.examples)
         return read_examples(Path(source))

@@ -66,7 +66,7 @@ class ResultCache:
         self._kept: WeakKeyDictionary[Model, dict[Hashable, ShownResult]] = WeakKeyDictionary()
 
     def find(self, model: Model, text: str, off: tuple[str, ...]) -> ShownResult:
-        """The result of a model with some parts switched off, as it is now or was computed before."""
+        """The result of a model with some parts switched off, computed now or taken from the cache."""
         key = (text, off, weights_version(model.network))
         with self._lock:
             kept = self._kept.setdefault(model, {})

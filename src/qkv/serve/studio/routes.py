@@ -76,7 +76,7 @@ async def send_file(file: Any, media_type: str, _: Request) -> Response:
 
 
 def api_route(method: str, path: str, handle: Handler) -> Route:
-    """A route that returns JSON. Errors have the form of all others of the server."""
+    """A route that returns JSON. Errors have the same form as all errors of the server."""
 
     async def respond(request: Request) -> Response:
         server: ServerState = request.app.state.server
@@ -120,7 +120,7 @@ async def list_models(request: Request) -> dict[str, Any]:
 
 
 async def show_model(request: Request) -> dict[str, Any]:
-    """What the page needs to know of a model."""
+    """The properties of a model that the page needs."""
     name, options = request.path_params["name"], options_of(request)
     source = request.app.state.server.pool.sources.get(name)
 

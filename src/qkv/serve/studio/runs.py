@@ -33,7 +33,7 @@ class Runs:
         self._folders: dict[str, Path] = {}
 
     def list(self) -> list[dict[str, Any]]:
-        """All runs, the one with the latest change first."""
+        """All runs, the last changed one first."""
         found = sorted(self._find(), key=lambda folder: -modified(folder / METRICS))[:MAX_RUNS]
         self._folders = {hashlib.sha256(str(folder).encode()).hexdigest()[:16]: folder for folder in found}
         return [
@@ -180,7 +180,7 @@ def is_training(folder: Path) -> bool:
 
 
 def read_examples(folder: Path, max_examples: int = 64) -> list[str]:
-    """The sources of the samples in the log of a run, the latest first: texts like those that it was trained on."""
+    """The sources of the samples in the log of a run, the latest first. They resemble the training texts."""
     records = read_last_records(folder / METRICS, MAX_READ_BYTES)
     texts = (record.get("source") for record in records if record["kind"] == "sample")
     return list(dict.fromkeys(text for text in texts if isinstance(text, str)))[:max_examples]

@@ -46,7 +46,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 @dataclass(frozen=True)
 class GgufArchitecture:
-    """How the files of an architecture name what a Hugging Face folder has."""
+    """How the GGUF files of an architecture name the keys and tensors of a Hugging Face folder."""
 
     class_name: str
     keys: Mapping[str, str] = field(default_factory=lambda: _LLAMA_KEYS)  # of the metadata → of config.json

@@ -50,12 +50,13 @@ def matches_nothing(pattern: Any) -> bool:
 
 
 def max_growth(replacements: list[tuple[str | None, str, int]]) -> int:
-    """Return the growth of the longest chain of replacements, each of which finds characters of the one before it.
+    """Return the growth of the longest chain of replacements, each of which matches characters of the previous
+    replacement.
 
     >>> max_growth([("a", "bb", 2), ("b", "cc", 2), ("x", "yyy", 3)])
     4
     """
-    growths: list[int] = []  # of the chains that begin at each replacement, from the last to the first
+    growths: list[int] = []  # the growth of the chains that begin at each replacement, from the last to the first
     for number, (_, content, growth) in reversed(list(enumerate(replacements))):
         later = [
             growths[len(replacements) - 1 - other]

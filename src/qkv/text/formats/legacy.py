@@ -131,7 +131,7 @@ def finish_backend(backend: Backend, family: TokenizerFamily, config: TokenizerC
 
 
 def set_template(backend: Backend, family: TokenizerFamily, config: TokenizerConfig, file: Path) -> None:
-    """Set the post-processor: the family's template, or the one of `add_bos_token` and `add_eos_token`."""
+    """Set the post-processor: the family's template, or a template made from `add_bos_token` and `add_eos_token`."""
     tokens: dict[str, tuple[str, int]] = {}
     for role in SPELLINGS:
         text = special_token_text(config, role)
@@ -150,7 +150,9 @@ def set_template(backend: Backend, family: TokenizerFamily, config: TokenizerCon
 def make_target_backend(
     backend: Backend, family: TokenizerFamily, config: TokenizerConfig, file: Path
 ) -> Backend | None:
-    """The backend for target texts, if they have another language token (mBART); None if they are encoded the same."""
+    """The backend for target texts if they have a different language token (mBART); None if they are encoded like
+    sources.
+    """
     if not family.languages or not config.get("tgt_lang"):
         return None
     copy = Backend.from_str(backend.to_str())

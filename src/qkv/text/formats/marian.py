@@ -2,7 +2,8 @@
 
 A text is split by the SentencePiece model of its language, and each piece is looked up in `vocab.json` (or, for the
 target language, in `target_vocab.json` if the vocabularies are separate). So each side has a backend that encodes into
-SentencePiece's ids, a table from those to the vocabulary's ids, and a second backend with the vocabulary for decoding.
+SentencePiece's ids, a table from these ids to the vocabulary's ids, and a second backend with the vocabulary for
+decoding.
 """
 
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 The file is one message with nested messages. On the wire, a message is a sequence of (key, value). The key holds the
 field number and the wire type of the value: 0 varint, 1 eight bytes, 2 length-delimited bytes, 5 four bytes. The field
-numbers are those of SentencePiece's public `sentencepiece_model.proto`.
+numbers come from SentencePiece's public `sentencepiece_model.proto`.
 """
 
 import struct
