@@ -1,13 +1,13 @@
-"""Back ends: the configs of the modules that draw what a model generates, such as images or sounds.
+"""Back ends: the configs of the modules that draw the images or sounds that a model generates.
 
     register_back_end(TilesConfig, Tiles)
     Config(decoder=…, back_ends=(TilesConfig(first_id=30, num_codes=8),))
     decode.draw(network, result.ids)
 
 A generated image or sound is a sequence of codes, which are a range of the ids of the vocabulary, or a sequence of
-frames, which a regression head computes. A back end is a module that takes codes (n,), counted from 0, or frames
-(n, F), and returns the values of what they depict. It is trained on its own: the losses of the network do not change
-it.
+frames, which a regression head computes. A back end is a module that takes codes (n,), counted from 0, or frames (n,
+F), and returns the pixels or samples of the image or sound. It is trained on its own: the losses of the network do not
+change it.
 """
 
 from abc import ABC, abstractmethod

@@ -74,8 +74,8 @@ class SelfCache:
     def next_positions(self, ids: Tensor, document_ids: Tensor | None) -> Tensor | None:
         """Return the positions (B, T) of new tokens: each sequence continues after its last token that is not padding.
 
-        The last token has the highest position; the tokens of an image may share one. The result is None if the cache
-        is empty and nothing is padded: `make_layout` then counts from 0.
+        The last token has the highest position; the tokens of an image may share a position. The result is None if the
+        cache is empty and nothing is padded: `make_layout` then counts from 0.
         """
         if self.is_default and document_ids is None:
             if self.filled == 0:

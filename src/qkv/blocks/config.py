@@ -212,7 +212,7 @@ class HeadConfig:
     """
 
     kind: HeadKind = "none"
-    # V; lm, mlm: the vocabulary size; ctc: with the blank; frames: numbers; 0: the number of labels
+    # V. lm, mlm: the vocabulary size; ctc: also the blank; frames: numbers of a frame. 0: number of labels
     outputs: Annotated[int, Limits(0, 2**24)] = 0
     labels: tuple[str, ...] = ()  # the names of the classes or tags
     pool: Literal["first", "last", "mean"] = "first"  # POOLED_KINDS: how the tokens of a document become one vector

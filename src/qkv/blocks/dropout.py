@@ -18,7 +18,7 @@ def dropout_multiplier(like: Tensor, p: float) -> Tensor:
     """Return 0 with probability p, else 1/(1 − p), in the shape and the dtype of a CPU tensor."""
     count = like.numel()
     bits = torch.empty(-(-count * BITS // 64), dtype=torch.int64).random_(-(2**63), None)
-    threshold = round(p * 2**BITS) - 2 ** (BITS - 1)  # of 2^16 values from −2^15 on, the first p · 2^16 are dropped
+    threshold = round(p * 2**BITS) - 2 ** (BITS - 1)  # of 2^16 values from −2^15 on, the lowest p · 2^16 drop out
     if threshold > 2 ** (BITS - 1) - 1:
         return torch.zeros_like(like)
     keep = bits.view(torch.int16)[:count].ge(threshold).view(like.shape)
@@ -44,7 +44,7 @@ class CpuDropout(torch.autograd.Function):
 
 
 class Dropout(nn.Dropout):
-    """Dropout with cheap random numbers on a CPU; elsewhere torch's."""
+    """Dropout with cheap random numbers on a CPU; on other devices, torch's dropout."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x of any shape → x, with some numbers dropped if the module is in training mode."""

@@ -100,7 +100,9 @@ class Head(nn.Module):
             self.sentence = Head(sentence, stack)
 
     def project(self, x: Tensor) -> Tensor:
-        """Hidden states (…, C) → outputs (…, V). For a loss at some positions only, pass just those hidden states."""
+        """Hidden states (…, C) → outputs (…, V). For a loss at some positions only, pass only the hidden states of
+        these positions.
+        """
         x = self.transform(x)
         if self.out is not None:
             x = self.out(x.to(self.out.weight.dtype))

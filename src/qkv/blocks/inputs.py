@@ -22,7 +22,7 @@ from torch import Tensor
 class Payload(NamedTuple):
     """The images or sounds of a batch for one front end: k items, one after the other."""
 
-    values: Tensor  # (n, F) patches of pixels, frames of a spectrogram; item i has the product of sizes[i]
+    values: Tensor  # (n, F) patches of pixels, frames of a spectrogram; item i has sizes[i, 0] · sizes[i, 1] of them
     rows: Tensor  # (m,) the flat index b·T + t of each placeholder
     sizes: Tensor  # (k, 2) the height and width of an image in patches; the length of a sound, and 1
     lengths: Tensor  # (k,) the number of placeholders of each item; m in total

@@ -95,7 +95,7 @@ class Mask(NamedTuple):
         return allowed
 
     def document_id_pair(self) -> tuple[Tensor, Tensor]:
-        """Return the document ids of queries and keys; they are all 1 if a layout has none."""
+        """Return the document ids of queries and keys; they are all 1 if a layout has no ids."""
         query, key = self.query, self.key
         return (
             torch.ones_like(query.positions) if query.document_ids is None else query.document_ids,

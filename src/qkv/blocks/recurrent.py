@@ -84,7 +84,7 @@ class AttentiveLayer(nn.Module):
         ended: list[State] = []  # the last states of documents that have ended
         for x in data.split(batch_sizes.tolist()):
             num = len(x)
-            if num < len(keys):  # the longest documents come first, so those that have ended are the last ones
+            if num < len(keys):  # the longest documents come first, so documents that have ended are at the end
                 ended.append(tuple(one[num:] for one in state))
                 state = tuple(one[:num] for one in state)
                 keys, values, padding = keys[:num], values[:num], padding[:num]
@@ -156,7 +156,7 @@ class RecurrentCache:
 
 
 class RecurrentStack(nn.Module):
-    """A stack of recurrent layers on vectors with a layout; the arguments are those of `Stack`."""
+    """A stack of recurrent layers on vectors with a layout; it has the same arguments as `Stack`."""
 
     def __init__(self, config: StackConfig, *, layer: str, name: str, causal: bool, cross: bool = False) -> None:
         super().__init__()

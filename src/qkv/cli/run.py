@@ -200,7 +200,7 @@ def make_command() -> Callable[..., None]:
 
 
 def find_why_parts(task: Task, options: dict[str, Any]) -> str:
-    """Why the texts of a task may be read in several parts; "" if that was chosen, or if it has no parts."""
+    """The reason why texts may be read in several parts; "" if the user chose it, or if the task never splits texts."""
     if GeneratedText not in task.results or "sentences" in options:
         return ""
     return WHY_LONG_PARTS if "too_long" in {one.key for one in find_fields(task.Options)} else WHY_SENTENCES
@@ -315,7 +315,7 @@ def run_task(
     call: TaskCall[Any] = TaskCall(model, task)
     given = {**options, **generation}
     empty = call("") if GeneratedText in task.results and not lines.names_files else None
-    # The details of a result take several lines, so lines on stdin have none.
+    # The details of a result take several lines, so the results for lines on stdin have no details.
     has_more = options.get("top", 0) > 1 or options.get("align", False) or task.shows_details
     has_details = has_more and bool(lines.texts)
 

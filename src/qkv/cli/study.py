@@ -48,8 +48,8 @@ def study(
         The budget that all variants share. steps: as in the recipe. flops, tokens or seconds: by changing train.steps.
         parameters: by changing model.ffn_width.
     tune
-        key=value,value: values to try for each variant. The best one is chosen with an extra seed, which does not count
-        in the comparison.
+        key=value,value: values to try for each variant. The best value is chosen with an extra seed, which does not
+        count in the comparison.
     metric
         The metric to compare, such as loss, bleu or accuracy.
     out

@@ -123,7 +123,7 @@ def compute_stats(
     problems: Problems | None = None,
     progress: OnProgress | None = None,
 ) -> DatasetStats:
-    """Survey all examples, or the first `max_examples`. A tokenizer adds the lengths in tokens."""
+    """Survey all examples, or the first `max_examples`. With a tokenizer, the statistics include lengths in tokens."""
     problems = problems or Problems(max_invalid_fraction=1)
     files = recognise_proteins(files)
     counters: defaultdict[str, _FieldCounter] = defaultdict(_FieldCounter)

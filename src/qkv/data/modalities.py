@@ -1,4 +1,4 @@
-"""Modalities: what the value of a field of a record can be, how it is checked, and how it is shown as text.
+"""Modalities: the types of values that a field of a record can have, how they are checked and shown as text.
 
 A field of an objective or task names its modality. To add a modality from outside, add a row:
 
@@ -32,7 +32,7 @@ TYPE_NAMES = {
 
 @dataclass(frozen=True)
 class Modality:
-    """A row of the table. `check` returns what is wrong with a value, such as "must be a text, not a list", or ""."""
+    """A row of the table. `check` returns the problem of a value, such as "must be a text, not a list", or ""."""
 
     check: Callable[[Any], str]
     show: Callable[[Any], str]

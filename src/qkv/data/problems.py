@@ -1,7 +1,7 @@
 """Invalid data is counted and reported with its file and line. Too much of it is an error.
 
-Real files contain broken lines. Stopping at the first one would waste a night, and dropping them silently would lose
-data unnoticed. So every reader and encoder reports to a `Problems`, in one of three ways:
+Real files contain broken lines. Stopping at the first broken line would waste a night, and dropping broken lines
+silently would lose data unnoticed. So every reader and encoder reports to a `Problems`, in one of three ways:
 
 - `skip`: one record cannot be used and is left out.
 - `note`: something unusual was handled and nothing is lost (a byte-order mark, Windows line ends, blank lines).

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Backend:
-    """One way to run a call, and what it supports."""
+    """One way to run a call, and the calls that it supports."""
 
     name: str
     generate: Callable[[GenerationCall], Sequence[GenerationResult]]

@@ -1,4 +1,4 @@
-"""Draw what a model has generated: runs of codes become images or sounds."""
+"""Draw the codes that a model has generated: sequences of codes become images or sounds."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -12,7 +12,7 @@ from qkv.models.runtime import eval_mode
 
 
 class Drawing(NamedTuple):
-    """What the codes ids[start:end] depict."""
+    """The image or sound of the codes ids[start:end]."""
 
     kind: str  # the name of the back end
     start: int
@@ -21,7 +21,7 @@ class Drawing(NamedTuple):
 
 
 def draw(network: Network, ids: Sequence[int]) -> list[Drawing]:
-    """Draw each longest run of codes of one back end. All other ids are text."""
+    """Draw each maximal sequence of codes of one back end. All other ids are text."""
     drawings, start = [], 0
     for kind, run in groupby(ids, lambda token: find_back_end(network, token)):
         end = start + len(list(run))

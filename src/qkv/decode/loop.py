@@ -109,7 +109,9 @@ def decode_loop(runner: TokenRunner, call: GenerationCall) -> list[GenerationRes
 
 
 def result_until_stop(call: GenerationCall, index: int, logprobs: Sequence[TokenLogprob]) -> GenerationResult:
-    """Build a result from tokens that were generated without regard to stop strings, and cut it at the first one."""
+    """Build a result from tokens that were generated without regard to stop strings, and cut it at the first stop
+    string.
+    """
     sequence = call.new_sequence(index)
     reasons = (sequence.append(one.id, one.logprob, call.options, call.eos_token_ids) for one in logprobs)
     finish_reason = next(reason for reason in reasons if reason is not None)

@@ -98,7 +98,7 @@ class Network(nn.Module):
         return self.output_stack.new_cache(batch_size, capacity)
 
     def encode(self, source: Inputs | Tensor, *, tap: Tap | None = None) -> EncoderMemory:
-        """Run the encoder on the source (B, S), and return what the decoder attends to."""
+        """Run the encoder on the source (B, S), and return the memory that the decoder attends to."""
         x, layout, hints = self._run("encoder", as_inputs(source), tap=tap)
         return EncoderMemory(x, layout, hints)
 

@@ -50,7 +50,7 @@ def calibrate(
 def calibrate_temperature(model: TextModel, records: Sequence[Record]) -> tuple[Config, str]:
     """The model's config with a fitted temperature, and a note about it."""
     head = model.config.head
-    step = max(1, -(-len(records) // MAX_RECORDS))  # from all of the file, which may be sorted by class
+    step = max(1, -(-len(records) // MAX_RECORDS))  # spread over the file, which may be sorted by class
     logits, expected = labelled_logits(model, records[::step])
     expected, logits = expected[expected >= 0], logits[expected >= 0]
     if len(expected) < MIN_RECORDS or not np.isfinite(logits).all():

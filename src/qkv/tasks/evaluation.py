@@ -21,7 +21,7 @@ class EvaluationOptions:
     metrics: Sequence[str] = ()  # names of metrics; empty: the task's default
     max_samples: int | None = None  # number of predictions to show; None: the task's default
     progress: OnProgress | None = None
-    resamples: int = 0  # of the bootstrap, for confidence intervals; 0: none
+    resamples: int = 0  # bootstrap resamples for confidence intervals; 0: no intervals
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Evaluation(Scored):
 
     notes: tuple[str, ...] = ()  # what the user should know: records left out, texts truncated
     intervals: Mapping[str, Interval] = field(default_factory=dict)  # 95 % confidence intervals of metrics
-    data_hash: str = ""  # of the records; evaluations of other records cannot be compared
+    data_hash: str = ""  # hash of the records; only evaluations with the same hash can be compared
 
     def compare(self, other: "Evaluation", resamples: int = DEFAULT_RESAMPLES) -> dict[str, Difference]:
         """Another model's metrics on the same records minus these, with intervals and p-values."""

@@ -21,9 +21,9 @@ class ListedModel:
     place: str  # "bundled" or "runs"
     task: str
     scores: str
-    bytes: int = 0  # of its weights; 0 if it has none yet
+    bytes: int = 0  # the size of its weights; 0 if it has no weights yet
     licence: str = ""
-    state: str = "finished"  # of a run: finished, or the step that it has reached
+    state: str = "finished"  # for a run: "finished", or the step that it has reached
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name, for JSON."""

@@ -38,7 +38,7 @@ class Result(ABC):
         return []
 
     def tables(self) -> list[list[Row]]:
-        """The tables of details; by default, the only one is `rows`."""
+        """The tables of details; by default, only `rows`."""
         return [self.rows()]
 
     def marked_text(self) -> tuple[str, Sequence[Span]] | None:

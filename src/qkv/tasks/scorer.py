@@ -52,7 +52,7 @@ class Baseline:
 class TaskScorer(ABC):
     """Predicts records of a task, and scores the predictions. A higher main metric is better."""
 
-    modality: ClassVar[str]  # of what it predicts: text, label, labels, tags or number
+    modality: ClassVar[str]  # modality of the predictions: text, label, labels, tags or number
     metric: str
     metrics: Mapping[str, Metric]  # all metrics that it can compute, the main one first
     selectable: ClassVar[tuple[str, ...]] = ()  # the metrics that a recipe can choose as the main one

@@ -35,7 +35,7 @@ def register_task(task: Task, *, replace: bool = False) -> Task:
 
 
 def find_task(config: Config) -> Task:
-    """The task of a model: the one that it was trained for, or the first that its head and family support.
+    """The task of a model: the task that it was trained for, or the first task that its head and family support.
 
     >>> from qkv.models.tables.presets import find_preset
     >>> find_task(find_preset("gpt2")).name, find_task(find_preset("bert-base")).name

@@ -44,9 +44,9 @@ class Task(ABC):
     starter_name: ClassVar[str] = ""  # qkv init <starter_name>; empty: the name
     description: ClassVar[str]  # completes "a model that …" in messages
     question: ClassVar[str]  # what the HTTP route does, for its documentation
-    title: ClassVar[str]  # of a result in the studio
+    title: ClassVar[str]  # the title of a result in the studio
     objective: ClassVar[str]  # the row of `OBJECTIVES` that a model of this task has learned
-    inputs: ClassVar[tuple[str, ...]]  # the fields of a record that the model reads; the first one is always needed
+    inputs: ClassVar[tuple[str, ...]]  # the fields of a record that the model reads; the first is always needed
     target: ClassVar[str]  # the field that it predicts
     reads_words: ClassVar[bool] = False  # a text may be given as the list of its words
     needs_all_inputs: ClassVar[bool] = False  # whether a text alone is not enough

@@ -24,7 +24,7 @@ class TextModel:
 
 
 def require_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
-    """The tokenizer, or an error if the model has none."""
+    """The tokenizer; raises an error if the model has no tokenizer."""
     if tokenizer is None:
         raise UsageError(
             "this model has no tokenizer, so it cannot read text; use a model with a tokenizer, or pass token ids"

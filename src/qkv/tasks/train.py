@@ -65,7 +65,7 @@ class TrainingResult:
     tokenizer: Tokenizer
     run_end: RunEnd
     notes: list[str]
-    fields: frozenset[str] = frozenset()  # of the records that it was trained on, such as "messages" for chats
+    fields: frozenset[str] = frozenset()  # fields of the records that it was trained on, such as "messages" for chats
 
 
 def open_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:

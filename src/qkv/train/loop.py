@@ -266,7 +266,7 @@ def close_on_exit(loader: Loader, checkpoints: CheckpointFolder) -> Iterator[Non
     try:
         yield
     except BaseException:
-        with suppress(QkvError):  # report the first error, not this one
+        with suppress(QkvError):  # report the first error, not this second one
             checkpoints.wait_for_save()
         raise
     finally:

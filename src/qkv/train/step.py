@@ -171,7 +171,7 @@ class Stepper:
         return total
 
     def double_micro_batches(self) -> None:
-        """From here on, split each batch into twice as many micro-batches."""
+        """From here on, split each batch into twice the number of micro-batches."""
         self.num_micro_batches *= 2
         self.graphs.clear()
         self.optimizer.zero_grad(set_to_none=True)

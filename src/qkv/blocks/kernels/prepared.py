@@ -72,7 +72,7 @@ class PreparedMask:
     mask: Mask
     kernel: AttentionKernel
     bias: Tensor | None = None  # (B, H, T, S), added to the scores: ALiBi, T5
-    attn_mask: Tensor | None = None  # for sdpa: bool, or float with the bias added; None: all allowed, or only causal
+    attn_mask: Tensor | None = None  # for sdpa: bool, or float including the bias; None: all allowed, or only causal
     fully_masked: Tensor | None = None  # for sdpa: (B, 1, T, 1), True for queries that may attend to no key
     row_plan: RowPlan | None = None  # for sdpa on a CPU: the blocks of queries, planned by the first layer
     block_mask: BlockMask | None = None  # for flex

@@ -1,10 +1,10 @@
 """Attention on a CPU with batched matrix products, a block of queries at a time.
 
-Torch's kernel for a CPU computes all scores, also those of masked keys, and its products use a quarter of the
-processor's bfloat16 rate. Here each block of 128 queries is multiplied only by a range of keys: from the first to the
-last key that any of its queries may attend to. So the future and most tokens of other documents are skipped. A plan
-lists these ranges once per forward pass. The backward pass reads the patterns and the contiguous copies of q, k and v
-that the forward pass saved.
+Torch's kernel for a CPU computes all scores, even of masked keys, and its products use a quarter of the processor's
+bfloat16 rate. Here each block of 128 queries is multiplied only by a range of keys: from the first to the last key that
+any of its queries may attend to. So the future and most tokens of other documents are skipped. A plan lists these
+ranges once per forward pass. The backward pass reads the patterns and the contiguous copies of q, k and v that the
+forward pass saved.
 
 In bfloat16, the scores and the patterns are rounded to bfloat16; the softmax between them computes in float32.
 

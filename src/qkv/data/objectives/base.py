@@ -114,7 +114,7 @@ class Objective(ABC):
 
     name: str  # the name of its row in the table of objectives, which has the loss
     max_lengths: tuple[int, ...]  # the maximum length: (max_length,), or (max_length, max_source_length)
-    labels: tuple[Label, ...] = (TOKEN_LABELS,)  # what the examples are labelled with; empty: each example counts
+    labels: tuple[Label, ...] = (TOKEN_LABELS,)  # the kinds of labels; empty: each example counts
     has_token_types: bool = False
     payloads: tuple[PayloadSlot, ...] = ()  # payloads in the sequences
     counts: ExampleCounts

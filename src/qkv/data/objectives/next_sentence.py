@@ -98,7 +98,7 @@ class NextSentenceObjective(Objective):
         return describe_record(self.examples, record, start, one + two)
 
     def swap_partner(self, examples: IntArray, rng: EpochRng) -> IntArray:
-        """For each example, the example that its second segment comes from: itself, or the one that it swaps with."""
+        """For each example, the example that its second segment comes from: itself, or its partner in a swap."""
         n = len(self.segment_pairs)
         # The partner of example i is (c − i) mod n for a random c. The partner of the partner is i again.
         other = (rng.hash64("partner") % n - np.asarray(examples)) % n

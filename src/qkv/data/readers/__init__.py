@@ -77,7 +77,7 @@ class DataFiles:
 
     @classmethod
     def from_options(cls, paths: PathsArgument, format: str | None = None, **options: Any) -> "DataFiles":
-        """Files with options by name, as a recipe has them; an unknown name is an error.
+        """Make `DataFiles` from options by name, as in a recipe; an unknown name is an error.
 
         >>> DataFiles.from_options("train.tsv", columns=["text"], header=True).options.columns
         {'text': 'text'}

@@ -134,7 +134,7 @@ def column_indices(columns: dict[str, str | int] | None, names: Sequence[str], f
 
 
 def unknown_column_error(column: str | int, names: Iterable[str], file: str) -> UsageError:
-    """The error for a column that does not exist; it lists those that do."""
+    """The error for a column that does not exist; it lists the existing columns."""
     known = list(names)
     hint = suggest_name(str(column), known)
     close = f" ({hint})" if hint.startswith("did you mean") else ""
@@ -255,7 +255,7 @@ def get_nested(row: dict[str, Any], name: str, default: Any = None) -> Any:
 
 
 def nested_names(row: dict[str, Any]) -> list[str]:
-    """All names that a choice can use, with dots for what is inside nested objects.
+    """All names that a choice can use; a dot selects a field of a nested object.
 
     >>> nested_names({"id": 1, "translation": {"en": "hello", "de": "hallo"}})
     ['id', 'translation.en', 'translation.de']

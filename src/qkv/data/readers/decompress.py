@@ -123,7 +123,7 @@ def _decompress(raw: BufferedReader, compression: str, limits: ReadLimits, on_by
 
 
 def _expand(member: Any, block: bytes) -> Iterator[bytes]:
-    """Decompress a block in pieces. A block of bzip2 can expand to gigabytes, those of gzip and zstd cannot."""
+    """Decompress a block in pieces. Blocks of bzip2 can expand to gigabytes; blocks of gzip and zstd cannot."""
     if not hasattr(member, "needs_input"):
         yield member.decompress(block)
         return

@@ -197,7 +197,8 @@ class _LineBuffer:
 
 
 def _unique_names(header: list[str]) -> list[str]:
-    """Names from a header row: an empty one becomes its number, a repeated one gets a number appended.
+    """Column names from a header row. An empty name becomes the number of the column; a repeated name gets a number
+    appended.
 
     >>> _unique_names(["", "text", "text"])
     ['0', 'text', 'text_2']

@@ -75,7 +75,7 @@ class BeamSlots:
         for tensor in (cache.document_ids, cache.positions):
             tensor[:, :num_kept] = tensor.gather(1, slots)
         crop_cache(cache, num_kept)
-        # One next position per row (N, 1). Given a single one, the cache would assume that a slot has the same position
-        # in every row, which is no longer true.
+        # One next position per row (N, 1). With a single position for all rows, the cache would assume that a slot has
+        # the same position in every row, which is no longer true.
         self.next_positions = self.next_positions.expand(rows, 1)
         self.mask = self.mask.gather(2, slots[:, None].expand(-1, self.num_beams, -1))

@@ -2,7 +2,7 @@
 
 On a CPU the matrix products of a step are small, and the overhead of modules, masks and taps (which record activations)
 takes longer than the products. The functions here are made from a block before the first step. They run the same
-operators on the same numbers in the same order. `Block` is the reference. Read it first to see what a block computes.
+operators on the same numbers in the same order. `Block` is the reference. Read `Block` first: it shows the computation.
 
 M tokens, C width
 """

@@ -281,7 +281,7 @@ class Engine:
         self._pending.append(passes)
         num_failed = len(self._changed)
         for batch in batches:
-            if len(self._changed) > num_failed:  # an earlier pass has failed, and so have requests of this one
+            if len(self._changed) > num_failed:  # an earlier pass has failed, and with it requests of this pass
                 left = [(r, n) for r, n in zip(*batch, strict=True) if not r.is_finished]
                 batch = TokenBatch([r for r, _ in left], [n for _, n in left])
             if batch.requests:

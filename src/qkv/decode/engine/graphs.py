@@ -6,7 +6,7 @@ padding. A pass copies its inputs into the bucket in one copy, and replays the g
 because their kernels take longer to run than to launch. On a CPU the same code runs without graphs, and tests use that.
 
 The newest token of each sequence stays on the GPU, and the next pass reads it there. So the CPU can launch a pass
-before it has read the tokens of the last one.
+before it has read the tokens of the previous pass.
 
 R sequences, T new tokens, N pages of a sequence, S source tokens, V vocabulary, KV key/value heads, D head dim
 """

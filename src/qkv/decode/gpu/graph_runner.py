@@ -54,7 +54,7 @@ class GraphRunner:
         self.steps = GraphedSteps(self.static_runner, self._step, compiled=compiled, uses_buckets=not has_kernels)
         self.uniforms = torch.zeros(rows, dtype=torch.float64, device=device)  # (N,) random numbers of sampling
         self.captures_selection = max_new_tokens > MIN_TOKENS_TO_CAPTURE
-        self.step_output: Tensor | None = None  # (N, …) what the selector returned
+        self.step_output: Tensor | None = None  # (N, …) the output of the selector
         self.selection_graph: torch.cuda.CUDAGraph | None = None
 
     @property

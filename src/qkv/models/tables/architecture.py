@@ -180,7 +180,7 @@ TensorRule = Concatenated | Renamed | InterleavedQkv
 
 @dataclass(frozen=True)
 class Conditional:
-    """The name `yes` if `test` is true for the config, else the name `no`."""
+    """A name that depends on the config: `yes` if `test` is true for it, otherwise `no`."""
 
     test: Callable[[Config, StackConfig], bool]
     yes: str | TensorRule

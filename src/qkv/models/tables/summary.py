@@ -116,7 +116,9 @@ def _bytes(numbers: int) -> dict[str, int]:
 
 
 def _layers(config: Config, name: str, stack: StackConfig) -> list[tuple[PartCost, int]]:
-    """The cost of each layer of a stack, with its sliding window. A stack that is one part counts as one layer."""
+    """The cost of each layer of a stack, with its sliding window. A stack that is a single part (a recurrent stack)
+    counts as one layer.
+    """
     cross = name == "decoder" and config.family == "seq2seq"
     if stack.is_recurrent:
         return [(part_cost("block", stack, name=name, causal=name == "decoder", cross=cross), 0)]

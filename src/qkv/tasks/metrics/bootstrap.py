@@ -80,7 +80,7 @@ class Difference:
 
     value: float
     interval: Interval
-    p_value: float  # of the null hypothesis that both models are equally good; two-sided
+    p_value: float  # two-sided; the null hypothesis is that both models are equally good
 
 
 def confidence_intervals(metrics: Mapping[str, float], resamples: int = DEFAULT_RESAMPLES) -> dict[str, Interval]:
@@ -112,7 +112,7 @@ def compare_metrics(
 
 
 def hash_data(records: Iterable[Any]) -> str:
-    """A short hash of what a model is evaluated on: the records in their order, as JSON values."""
+    """A short hash of evaluation records, as JSON values in their order."""
     found = blake2b(digest_size=16)
     for record in records:
         found.update(dumps(record, sort_keys=True, default=str).encode() + b"\n")

@@ -83,7 +83,7 @@ def corpus_score(name: str, predictions: Sequence[str], references: References) 
 
 
 def metric_signatures(names: Sequence[str]) -> dict[str, str]:
-    """sacreBLEU's signatures of those metrics that it computes, for one reference per text.
+    """sacreBLEU's signatures of the metrics that sacreBLEU computes, for one reference per text.
 
     >>> metric_signatures(["exact_match", "chrf"])["chrf"].partition("|version")[0]
     'nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no'

@@ -57,8 +57,8 @@ class ModelRequirements:
     tags_in_order: bool = False  # tagging: no tag continues an entity that has not begun
     has_text_pairs: bool = False  # an example has two texts, which token types distinguish
     max_length: int = 512  # tokens of the longest sequence, and the number of positions of a new stack
-    front_ends: tuple[FrontEndConfig, ...] = ()  # of the payloads in the records
-    back_ends: tuple[BackEndConfig, ...] = ()  # whose codes are ids after those of the tokenizer
+    front_ends: tuple[FrontEndConfig, ...] = ()  # the configs for the payloads in the records
+    back_ends: tuple[BackEndConfig, ...] = ()  # their codes are the ids after the ids of the tokenizer
 
     def tokenizer_for(self, side: str, family: str) -> Tokenizer:
         """The tokenizer of a stack: the decoder of an encoder-decoder uses the target tokenizer."""
@@ -135,7 +135,7 @@ def _check_no_overrides(overrides: Mapping[str, Any], side: str, model: str, fam
 
 
 def _side_overrides(overrides: Mapping[str, Any], side: str) -> dict[str, Any]:
-    """The overrides of one stack: the overrides for all stacks, and those of this side, which take precedence."""
+    """The overrides of one stack. Overrides of this side take precedence over overrides of all stacks."""
     shared = {name: value for name, value in overrides.items() if name not in MODEL_TABLES}
     return {**shared, **overrides.get(side, {})}
 

@@ -238,7 +238,9 @@ def find_unseen_label(sources: Iterable[DataSource], classes: Collection[str]) -
 
 
 def pair_text_files(kind: str, paths: Any) -> Any:
-    """Two text files for an objective that reads two texts, by field, because they are line-aligned; else `paths`."""
+    """Return two text files by field if the objective reads two texts, because the files are then line-aligned;
+    otherwise return `paths`.
+    """
     fields = OBJECTIVES[kind].aligned_fields
     if not fields or not isinstance(paths, list) or len(paths) != 2 or not all(Path(path).is_file() for path in paths):
         return paths
@@ -291,7 +293,7 @@ def match_file_columns(kind: str, files: DataFiles) -> FileSource:
             is_text = all(format_extension(Path(path)) in (".txt", ".text") for path in list_paths(files.paths))
             advice = f"{error.advice}{TABS_HINT if is_text and formats == {'tsv'} else ''}"
             raise UnrecognisedColumns(error.problem, advice, names, first, formats) from None
-    if not formats & {"conll", "conllu"}:  # with explicit columns, a record without one of them is counted as invalid
+    if not formats & {"conll", "conllu"}:  # with explicit columns, a record that lacks a column counts as invalid
         files = replace(files, options=replace(files.options, columns=dict(columns)))
     return FileSource(files, frozenset(columns))
 
@@ -342,12 +344,12 @@ def check_cache_folder(root: Path) -> None:
 
 
 def sample_records(records: Iterable[Record], count: int, max_read: int = 100_000) -> list[Record]:
-    """`count` records sampled from the first `max_read`; always the same ones, in their original order."""
+    """Sample `count` of the first `max_read` records with a fixed seed, in their original order."""
     return [record for _, record in sorted(rank_records(records, count, max_read), key=lambda one: one[0])]
 
 
 def rank_records(records: Iterable[Record], count: int, max_read: int = 100_000) -> list[tuple[int, Record]]:
-    """`count` of the first `max_read` records with their numbers, in an order that is random, but always the same."""
+    """Sample `count` of the first `max_read` records, with their numbers, in a random order with a fixed seed."""
     if not count:
         return []
     kept: list[tuple[bytes, int, Record]] = []

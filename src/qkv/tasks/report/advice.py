@@ -67,6 +67,6 @@ def give_advice(run: RunDiagnostics) -> list[Advice]:
 
 
 def unused_run_names(run: str) -> Iterator[str]:
-    """The names run-2, run-3 and so on, without those of existing runs and recipes."""
+    """The names run-2, run-3 and so on, except names of existing runs and recipes."""
     names = (f"{run}-{number}" for number in count(2))
     return (name for name in names if not Path(name).exists() and not Path(f"{name}.toml").exists())

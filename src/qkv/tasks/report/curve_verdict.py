@@ -17,7 +17,7 @@ from qkv.train.run.curves import Points, RunCurves
 Verdict = Literal["diverged", "stalled", "overfitted", "improving", "settled", "unknown"]
 
 MIN_EVALUATIONS = 3
-MAX_RISE = 0.05  # of the validation loss above its minimum, as a fraction
+MAX_RISE = 0.05  # of the final validation loss above its minimum, as a fraction
 MIN_CHANGE = 0.01  # the smallest change of a loss that matters, as a fraction of the first training loss
 EARLY = 0.8  # a minimum of the validation loss before this fraction of the run is early
 LATE_GAIN = 0.05  # if the validation loss falls by this fraction in the last quarter, a longer run is worth it

@@ -20,7 +20,7 @@ from qkv.train.recipe.schema import Recipe
 
 MAX_EVALUATION_RECORDS = 20_000  # read, to sample from and to compare with the training data
 MAX_TRAINING_RECORDS = 50_000  # for baselines; leakage is searched in all records
-MAX_TEXT_CHARS = 20_000_000  # of all documents together
+MAX_TEXT_CHARS = 20_000_000  # characters of all training documents that are read
 MAX_LENGTH_SAMPLE = 2000  # records whose tokens are counted
 MIN_LINE_WORDS = 8
 
@@ -88,7 +88,7 @@ def read_data(recipe: Recipe, task: Task) -> RunRecords:
 
 
 def limit_text(records: Iterator[Record]) -> Iterator[Record]:
-    """The first documents, up to `MAX_TEXT_CHARS` characters in all; the last one is truncated."""
+    """The first documents, up to `MAX_TEXT_CHARS` characters in all; the last document is truncated."""
     room = MAX_TEXT_CHARS
     for record in records:
         text = record.fields.get("text")

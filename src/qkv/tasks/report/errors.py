@@ -1,4 +1,4 @@
-"""The errors to read first: the worst, those with the highest confidence, and labels that are probably wrong."""
+"""The errors to read first: the worst errors, the most confident errors, and labels that are probably wrong."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from qkv.tasks.baselines import BASELINE_NAME
 from qkv.tasks.report.score import ScoredPredictions, ScoredRecord
 
 MAX_LISTED = 8
-SLACK = 0.02  # a model must not be worse than the baseline by more than this to question labels
-MANY_CLASSES = 10  # with this number, two models rarely choose the same wrong class, even if one of them is weak
+SLACK = 0.02  # the score of a model may be this much below the baseline's
+MANY_CLASSES = 10  # with at least this number, two models rarely choose the same wrong class
 SURE = 0.5  # the lowest confidence of a sure prediction
 VERY_SURE = 0.8  # the lowest confidence of a prediction that contradicts a label
-MIN_SKILL = 1 / 3  # a model must avoid this fraction of the majority class's errors to question labels
+MIN_SKILL = 1 / 3  # predicting the majority class makes errors; a model must avoid this fraction of them
 WRONG = 0.5  # a record with a lower score is wrong
 MIN_SUSPECTS = 5
 SUSPECT_FRACTION = 0.05
@@ -30,7 +30,7 @@ class ErrorReport:
     suspects: tuple[ScoredRecord, ...]  # the model is confident, and a baseline predicts the same other label
     num_suspects: int = 0
     num_sure: int = 0  # the number of records in the more confident half
-    is_reliable: bool = True  # whether model and baseline are good enough to question labels
+    is_reliable: bool = True  # whether model and baseline are good enough to suspect labels
 
     @property
     def has_suspect_labels(self) -> bool:
@@ -44,7 +44,7 @@ class ErrorReport:
 
 
 def list_errors(predictions: ScoredPredictions) -> ErrorReport:
-    """List the worst errors, those with the highest confidence, and suspect labels."""
+    """List the worst errors, the most confident errors, and suspect labels."""
     wrong = [i for i, score in enumerate(predictions.scores) if score < WRONG]
     sure = [i for i in wrong if (predictions.confidences[i] or 0.0) >= SURE]
     sure.sort(key=lambda i: -(predictions.confidences[i] or 0.0))

@@ -3,7 +3,7 @@
 The error e of a model falls with the number n of training records about as e = a · n^(−b) (Hestness et al. 2017, "Deep
 Learning Scaling is Predictable, Empirically"). A line is fitted to log e over log n, and extrapolated to twice the
 data. The interval of the expected gain includes three kinds of uncertainty: the evaluation records are resampled; small
-fractions are trained on several subsets; and the line is fitted to all points, and to the last ones only, because real
+fractions are trained on several subsets; and the line is fitted to all points and to the last points only, because real
 curves bend. The gain that would be measured on the same evaluation records has a wider interval, because a model
 trained on twice the data makes different mistakes. Its gain varies as much as the last gain of the curve.
 
@@ -58,8 +58,8 @@ class Gain:
     """The gain to expect from twice the data, with 95 % intervals. If a loss falls, the gain is positive."""
 
     value: float
-    expected: Interval  # of the expected gain
-    measured: Interval  # of the gain that would be measured on the same evaluation records
+    expected: Interval  # interval of the expected gain
+    measured: Interval  # interval of the gain that would be measured on the same evaluation records
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class LearningCurve:
     """The points of the curve, and the gain of twice the data."""
 
     metric: str
-    model: str  # what was trained on the fractions
+    model: str  # the model that was trained on the fractions, in words
     points: tuple[CurvePoint, ...]
     gain: Gain
     seconds: float

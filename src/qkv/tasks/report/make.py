@@ -75,7 +75,7 @@ MIN_QUICK_RECORDS = 30  # with fewer, a quick report has no score
 BASELINE_CURVE_SECONDS = 20.0
 LANGUAGE_RECORDS, TIMED_EXCERPTS = 200, 8
 """Excerpts of a language model's data that are evaluated, and those that are timed first."""
-MAX_LINES = 20_000  # of the evaluation data that are compared with the training data
+MAX_LINES = 20_000  # lines of the evaluation data that are compared with the training data
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class ReportOptions:
     """How much a report examines."""
 
     max_records: int = 1000  # to evaluate
-    seconds: float = 60.0  # for the evaluation; leakage is searched for a third of it
+    seconds: float = 60.0  # time of the evaluation; the search for leakage takes at most a third of it
     curve_minutes: float = 0.0  # to train the recipe on fractions of the data; 0: only the curve of the baseline
     device: str = "cpu"
     quick: bool = False

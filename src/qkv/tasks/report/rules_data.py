@@ -1,4 +1,4 @@
-"""Advice on the data: what makes a score doubtful, what is lost, and what is missing."""
+"""Advice on the data: unreliable scores, lost records, and missing data."""
 
 import shlex
 
@@ -13,14 +13,14 @@ from qkv.tasks.report.score import to_points
 
 MIN_LEAKS, LEAK_FRACTION, LEAK_POINTS = 3, 0.05, 1.0
 """Leaks matter if they are this fraction of the records, or if they change the score by this many points."""
-MAX_REMOVED = 0.5  # of the evaluation records; if more are leaks, the texts look alike
+MAX_REMOVED = 0.5  # fraction of the evaluation records; if more leak, the texts look alike
 MIN_CONFLICTS, CONFLICT_FRACTION = 3, 0.01
 UNUSABLE_FRACTION = 0.01
-CUT_FRACTION = 0.05  # of records that are truncated or too long
+CUT_FRACTION = 0.05  # fraction of records that are truncated or too long
 RARE_CLASS, CLASS_GAP = 0.25, 10.0
 """A class is rare below this fraction of the mean class size; its F1 is low if it is this far below the others."""
-MIN_CLASS_RECORDS = 5  # of a class in the evaluation, to judge its F1
-MIN_GAIN_POINTS, MIN_GAIN_NATS = 1.0, 0.05  # of twice the data
+MIN_CLASS_RECORDS = 5  # evaluation records of a class, below which its F1 is ignored
+MIN_GAIN_POINTS, MIN_GAIN_NATS = 1.0, 0.05  # the smallest gain from twice the data that is worth advice
 WIDE_INTERVAL = 5.0  # points on either side
 MAX_VALID_FRACTION = 0.2
 

@@ -46,7 +46,7 @@ def advise_resuming(run: RunDiagnostics) -> Advice | None:
 
 
 def advise_lr(run: RunDiagnostics) -> Advice | None:
-    """A learning rate that is too high lets the loss rise; one that is too low leaves it where it is."""
+    """Change the learning rate: if it is too high, the loss rises; if it is too low, the loss hardly changes."""
     lr = run.recipe.train.lr
     check = run.lr_check
     if not run.has_not_learned:
@@ -162,7 +162,7 @@ def describe_late_gain(run: RunDiagnostics) -> str:
 
 
 def describe_short_run(run: RunDiagnostics) -> str:
-    """A sentence for a run that was too short although its loss was flat at its end, where learning rates are low."""
+    """A sentence for a run that was too short. Its loss may be flat at its end, where learning rates are low."""
     if is_language_model_at_baseline(run.score):
         return ""  # `advise_baseline` considers the learning rate, too
     if run.curve_verdict.steps < MIN_STEPS and (run.is_first_epoch or run.training_gap < GAP_POINTS):
@@ -194,7 +194,7 @@ def describe_same_output(run: RunDiagnostics) -> str:
 
 
 def advise_pretrained(run: RunDiagnostics) -> Advice | None:
-    """Fine-tune a pretrained encoder if a new one is not clearly better than a linear SVM, or if it memorises its
+    """Fine-tune a pretrained encoder if a new encoder is not clearly better than a linear SVM, or memorises its
     training data.
     """
     can_start = run.is_trained_from_scratch and find_init_task(run)

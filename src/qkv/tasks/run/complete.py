@@ -101,7 +101,7 @@ class Completer:
         return PromptTokens(ids[dropped:num_read], typed, ids[num_read:])
 
     def read(self, ids: list[int]) -> Tensor:
-        """The logits (1, V) after the tokens. Only tokens that differ from those of the last call are computed."""
+        """The logits (1, V) after the tokens. Only tokens that differ from the tokens of the last call are computed."""
         cache, self.cache = self.cache, None  # an interrupted call leaves none
         known = 0
         if cache is not None:

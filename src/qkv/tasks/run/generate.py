@@ -62,7 +62,7 @@ class GeneratedText(Result):
         return self.text
 
     def rows(self) -> list[Row]:
-        """The other hypotheses with their scores; then those of each part, with its number."""
+        """The other hypotheses with their scores; then the other hypotheses of each part, with its number."""
         rows = [(f"{other.score:.3f}", other.summary()) for other in self.alternatives]
         of_parts = [(f"part {number}", *row) for number, part in enumerate(self.parts, 1) for row in part.rows()]
         return [*rows, *of_parts]

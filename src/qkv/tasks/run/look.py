@@ -88,8 +88,8 @@ def list_unread_masks(tokenizer: Tokenizer | None, text: Text, ids: Sequence[int
 def search_from(
     network: Network, tokenizer: Tokenizer | None, ids: Sequence[int], search: GenerationOptions, num_prompt: int
 ) -> dict[str, Any]:
-    """Run a beam search and describe it. It generates at most as many tokens as the model has positions after
-    `num_prompt` tokens.
+    """Run a beam search and describe it. The length of the text is limited by the model's positions after `num_prompt`
+    tokens.
     """
     limit = limit_new_tokens(network.config, search.max_tokens, num_prompt)
     search = replace(search, max_tokens=limit, return_search_steps=True)

@@ -65,7 +65,7 @@ class TokenLosses:
     nats: np.ndarray  # the loss of each unit
     tokens: np.ndarray  # the labelled tokens of each unit
     right: np.ndarray  # the tokens of each unit that the model predicts
-    predictions: dict[int, list[int]] = field(default_factory=dict)  # of the first windows
+    predictions: dict[int, list[int]] = field(default_factory=dict)  # first windows
 
     def scores(self) -> dict[str, metrics.Score]:
         """All metrics."""

@@ -32,7 +32,7 @@ def trace_text(
     target: str | Sequence[int] | None = None,
     **options: Any,
 ) -> Trace:
-    """Return the trace of a text. `options` are those of `qkv.inside.trace`.
+    """Return the trace of a text. `options` are the options of `qkv.inside.trace`.
 
     An encoder parses special tokens in the text, as in "Paris is [MASK].". For an encoder-decoder, `target` is the text
     that the decoder reads after its start token; by default, the text that the model generates greedily for this

@@ -1,4 +1,5 @@
-"""Studies: one part of a recipe varied, several seeds of each variant, and a verdict that the numbers support.
+"""Studies vary one part of a recipe, train several seeds of each variant, and draw the conclusions that the numbers
+allow.
 
 plan         what is compared: the recipe, the variants, the seeds; study.json
 match        the same budget for all variants: FLOPs, parameters, tokens or seconds

@@ -6,8 +6,8 @@
     parameters   model.ffn_width is changed until the number of parameters is closest to that of the baseline
     steps        nothing is changed
 
-FLOPs are the sums of what the parts of a model state. If a part of one variant does not state its FLOPs, the FLOPs of
-all variants are counted by running the networks.
+FLOPs are the sums of the FLOPs that the parts of a model state. If a part of one variant does not state its FLOPs, the
+FLOPs of all variants are counted by running the networks.
 """
 
 import tempfile

@@ -21,9 +21,9 @@ class PairedDifference:
     """The mean of the differences of some seeds, and its interval."""
 
     mean: float
-    sd: float | None  # of the differences; None for one seed
+    sd: float | None  # standard deviation of the differences; None for one seed
     interval: tuple[float, float] | None  # None for one seed, whose spread is unknown
-    p_value: float | None  # of the hypothesis that there is no difference, two-sided
+    p_value: float | None  # two-sided; the null hypothesis is that there is no difference
     seeds: int
     seeds_needed: int | None  # needed to settle a difference of this size; None: more than `MAX_SEEDS`, or unknown
 

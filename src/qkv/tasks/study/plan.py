@@ -51,7 +51,7 @@ class StudyPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One of the compared recipes, and what was decided about it."""
+    """One of the compared recipes, and the decisions about it."""
 
     name: str
     overrides: tuple[str, ...]  # of the recipe

@@ -28,13 +28,13 @@ class Finished:
 
 @dataclass(frozen=True)
 class VariantRow:
-    """A variant: its values over the seeds, and what it cost."""
+    """A variant: its values over the seeds, and its cost."""
 
     name: str
     overrides: tuple[str, ...]
     matched: tuple[str, ...]
     tuned: tuple[str, ...]
-    values: tuple[float, ...]  # of the study's metric, one for each seed; NaN for a run that failed
+    values: tuple[float, ...]  # the study's metric for each seed; NaN for a run that failed
     mean: float
     sd: float | None
     metrics: dict[str, float]  # the mean of every metric
@@ -172,7 +172,7 @@ class MetricComparison:
     mean: float
     sd: float | None
     difference: PairedDifference | None  # None for the baseline
-    verdict: str = ""  # of the main metric
+    verdict: str = ""  # the verdict on the main metric
 
 
 def compare_scores(models: Sequence[tuple[str, Mapping[str, float]]], main: str) -> list[MetricComparison]:

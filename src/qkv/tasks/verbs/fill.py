@@ -174,7 +174,7 @@ def mask_positions(ids: Sequence[int], mask: int) -> list[int]:
 
 
 def window_starts(ids: Sequence[int], mask: int, max_length: int) -> list[int]:
-    """The first tokens of windows of `max_length` tokens, each with as many masks as fit near its middle.
+    """The first tokens of windows of `max_length` tokens. Each window has the maximum number of masks near its middle.
 
     >>> window_starts([7, 0, 7, 7, 7, 7, 7, 7, 0, 0, 7, 7], mask=0, max_length=4)
     [0, 7]

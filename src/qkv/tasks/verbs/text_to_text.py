@@ -71,7 +71,7 @@ class TextScorer(TaskScorer):
     """A generated text for each source, compared by BLEU, or by exact match if targets are short."""
 
     modality, input_fields = "text", ("source",)
-    selectable = tuple(name for name in PER_RECORD_METRICS if name != "ter")  # for these metrics, lower is better
+    selectable = tuple(name for name in PER_RECORD_METRICS if name != "ter")  # lower TER is better, so it cannot select
     always_measured = ("exact_match",)
     metrics: Mapping[str, Metric] = {name: partial(measure_texts, METRIC_FUNCTIONS[name]) for name in METRIC_FUNCTIONS}
     baselines: Mapping[str, Baseline] = {
@@ -164,9 +164,9 @@ def mean_probability(score: float, tokens: int, beam: int) -> float | None:
 def default_metrics(targets_by_source: Mapping[str, Sequence[str]]) -> list[str]:
     """The metrics that are useful for targets like these.
 
-    Exact match is always useful. If a source has several targets, so are exact match and word error rate against the
-    best target. If targets have more than three words on average, so are BLEU, chrF and TER. If the sources are much
-    longer than the targets and rouge-score is installed, so is ROUGE.
+    Exact match is always included. If a source has several targets, exact match and word error rate against the best
+    target are added; if targets have more than three words on average, BLEU, chrF and TER; and ROUGE if the sources are
+    much longer than the targets and rouge-score is installed.
     """
     names = ["exact_match"]
     targets = [target for several in targets_by_source.values() for target in several]

@@ -3,7 +3,7 @@
 Each rank writes its shard into the same hidden folder, and then a part file that describes the shard
 (`part-00001.json`), or the reason of a failure (`failed-00001.txt`). Rank 0 waits for all part files and combines them
 into the manifest. The other ranks wait until rank 0 has renamed the folder. Ranks do not use collectives here, because
-saving runs in a background thread: its collectives could get mixed up with those of the training.
+saving runs in a background thread: its collectives could get mixed up with the collectives of the training.
 """
 
 import os

@@ -55,7 +55,9 @@ class DamagedCheckpoint(QkvError):
 
 
 class OtherFormatVersion(QkvError):
-    """A checkpoint was written by another version of qkv. It is not damaged, so no older one is used in its place."""
+    """A checkpoint was written by another version of qkv. It is not damaged, so no older checkpoint is used in its
+    place.
+    """
 
 
 def step_folder_name(step: int) -> str:

@@ -99,7 +99,7 @@ def find_labelled_positions(labels: np.ndarray, round_to: int) -> tuple[np.ndarr
 class TrainingModule(nn.Module):
     """A network and its objective. Called with a labelled batch, it returns the loss.
 
-    This is what is compiled and parallelized.
+    torch.compile and the parallel wrappers apply to this module.
     """
 
     def __init__(self, network: Network, section: ObjectiveSection) -> None:
@@ -218,7 +218,7 @@ def count_chunks(positions: int, outputs: int, device_type: str) -> int:
 
 
 class BatchPass:
-    """The network and a labelled batch: what a loss is computed from (`ForwardPass`)."""
+    """The network and a labelled batch, from which a loss is computed (`ForwardPass`)."""
 
     def __init__(self, module: TrainingModule, labelled_batch: LabelledBatch) -> None:
         self.module, self.labelled, self.batch = module, labelled_batch, labelled_batch.batch

@@ -78,7 +78,9 @@ def _sum_gradients(group, bucket):  # type: ignore[no-untyped-def]  # torch insp
 
 
 def _apply_fsdp(module: nn.Module, world: World, section: TrainSection) -> None:
-    """Apply FSDP2 to each block, and to the module for the other parameters. Each gathers parameters when it runs."""
+    """Apply FSDP2 to each block, and to the module for the other parameters. Each of these modules gathers its
+    parameters when it runs.
+    """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     assert world.mesh is not None

@@ -69,7 +69,7 @@ def loads(text: str, where: str = "the recipe") -> Recipe:
 def import_plugins_of(name: str | Path, overrides: Sequence[str] = ()) -> None:
     """Import the plugins that a recipe or an override names. Only a command that trains the recipe does this."""
     text, _ = find_recipe(name)
-    with suppress(ValueError, UsageError):  # `read` says what is wrong
+    with suppress(ValueError, UsageError):  # `read` raises the error
         table = apply_overrides(parse_toml(text), [one for one in overrides if one.partition("=")[0] == "plugins"])
         named = _named_plugins(table)
     import_plugins(named)
@@ -92,7 +92,7 @@ def find_recipe(name: str | Path) -> tuple[str, str]:
     path = to_path(name)
     if path.is_dir() and (path / "recipe.toml").is_file():
         path = path / "recipe.toml"
-    if os.path.lexists(path) and not path.is_dir():  # `read_text` says what is wrong with a pipe or a broken link
+    if os.path.lexists(path) and not path.is_dir():  # `read_text` raises the error for a pipe or a broken link
         return read_text(path, MAX_RECIPE_BYTES, may_be_empty=True), str(path)
     known = builtin_recipes()
     if str(name) in known:

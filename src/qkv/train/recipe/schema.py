@@ -103,7 +103,7 @@ class ModelSection:
 
     preset: str = ""
     from_: str = ""
-    # "" selects the family that the objective needs; a part that is a whole stack, such as "lstm", does so, too
+    # "" or the name of a part that is a whole stack, such as "lstm", selects the family that the objective needs
     family: Literal["encoder", "decoder", "seq2seq", ""] | Annotated[str, OneOf(STACK_PARTS)] = ""
     overrides: dict[str, Any] = field(default_factory=dict)
     vectors: str = ""  # a file of word vectors (GloVe, word2vec) that initialise the embedding

@@ -83,7 +83,7 @@ class RunFolder:
     def has_progress(self) -> bool:
         """Whether the run has a checkpoint, a model, or a step in its log.
 
-        A run without progress, such as one that failed before the first step, may be started again with another recipe.
+        A run without progress (it may have failed before the first step) may be started again with another recipe.
         """
         if not self.is_run:
             return False

@@ -121,7 +121,7 @@ def summarise(model: TextModel, texts: Sequence[str], options: SummariseOptions)
 
 
 def make_length_check(model: TextModel, prompt: str) -> Callable[[str], bool]:
-    """Make a function that returns whether a text has at most as many tokens as the encoder has positions."""
+    """Make a function that returns whether the tokens of a text fit into the encoder's positions."""
     assert model.config.encoder is not None
     limit = model.config.encoder.max_positions
     return lambda part: len(prompt_ids(model.tokenizer, model.config, prompt + part)) <= limit
