@@ -209,7 +209,10 @@ def find_group(operator: str) -> str:
 def make_objective(config: Config) -> Objective:
     """The objective that a model of this family and head is usually trained with, on random tokens."""
     stacks = list(config.stacks.values())
-    vocab, length = min(one.vocab_size for one in stacks), min(MAX_LENGTH, *(one.max_positions for one in stacks))
+    vocab, length = (
+        min(stack.vocab_size for stack in stacks),
+        min(MAX_LENGTH, *(stack.max_positions for stack in stacks)),
+    )
     if vocab <= NUM_IDS or config.front_ends:
         raise UsageError("--train measures models that read text; this model reads something else")
     tokenizer = Tokenizer.train("char", iter(["ab"]), NUM_IDS, special_tokens=ROLES, template="bert", min_frequency=1)

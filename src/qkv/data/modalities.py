@@ -190,6 +190,6 @@ def parse_number(record: Record, name: str) -> float:
 
 def describe_front_ends(config: Any) -> dict[str, dict[str, Any]]:
     """The settings of the front ends of a model's config, by modality, as a recipe has them in [model]."""
-    own = {one.kind: asdict(one) for one in config.front_ends}
+    own = {front_end.kind: asdict(front_end) for front_end in config.front_ends}
     payloads = ((name, row.payload) for name, row in MODALITIES.items()) if own else ()
     return {name: own[payload.kind] for name, payload in payloads if payload is not None and payload.kind in own}

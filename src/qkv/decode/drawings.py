@@ -26,7 +26,7 @@ def draw(network: Network, ids: Sequence[int]) -> list[Drawing]:
     for kind, run in groupby(ids, lambda token: find_back_end(network, token)):
         end = start + len(list(run))
         if kind:
-            first = next(one.first_id for one in network.config.back_ends if one.kind == kind)
+            first = next(back_end.first_id for back_end in network.config.back_ends if back_end.kind == kind)
             codes = torch.tensor([token - first for token in ids[start:end]], device=network.device)
             with eval_mode(network):
                 drawings.append(Drawing(kind, start, end, network.back_ends[kind](codes)))
@@ -36,4 +36,4 @@ def draw(network: Network, ids: Sequence[int]) -> list[Drawing]:
 
 def find_back_end(network: Network, token: int) -> str:
     """The name of the back end that draws a token; "" for text."""
-    return next((one.kind for one in network.config.back_ends if token in one.ids), "")
+    return next((back_end.kind for back_end in network.config.back_ends if token in back_end.ids), "")

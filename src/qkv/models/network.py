@@ -42,7 +42,10 @@ class Network(nn.Module):
         super().__init__()
         self.config = config
         self.front_ends = nn.ModuleDict(
-            {one.kind: FRONT_ENDS[one.kind].module(one, config.stack.width) for one in config.front_ends}
+            {
+                front_end.kind: FRONT_ENDS[front_end.kind].module(front_end, config.stack.width)
+                for front_end in config.front_ends
+            }
         )
         self.back_ends = nn.ModuleDict({one.kind: BACK_ENDS[one.kind].module(one) for one in config.back_ends})
         self.back_ends.requires_grad_(False)

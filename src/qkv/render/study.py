@@ -48,7 +48,7 @@ def study_table(result: StudyResult) -> list[list[str]]:
         "FLOPs",
         "tokens",
     ]
-    differences = {one.variant: one.difference for one in result.comparisons}
+    differences = {comparison.variant: comparison.difference for comparison in result.comparisons}
     lines = [[*headings, "seconds"]]
     for row in result.rows:
         difference = format_paired(result.metric, differences.get(row.name))
@@ -87,7 +87,7 @@ def verdict_lines(result: StudyResult) -> list[str]:
     """The verdicts and the measurements behind them."""
     direction = "lower" if result.is_lower_better else "higher"
     equal = "the budget of the recipe" if result.match == "steps" else f"the same {MATCHED[result.match]}"
-    lines = [one.verdict + "." for one in result.comparisons]
+    lines = [comparison.verdict + "." for comparison in result.comparisons]
     lines.append(
         f"Each variant has {equal}; {name_metric(result.metric)} on the validation data, {direction} is better."
     )

@@ -50,8 +50,8 @@ def predict_most_frequent(scorer: "TaskScorer", training: Sequence[Record], reco
 
 def predict_nearest(scorer: "TaskScorer", training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
     """The label or target of the training text with the highest BM25 score."""
-    index = index_texts([scorer.text(one) for one in training])
-    return [scorer.expected(training[int(index.scores(scorer.text(one)).argmax())]) for one in records]
+    index = index_texts([scorer.text(record) for record in training])
+    return [scorer.expected(training[int(index.scores(scorer.text(record)).argmax())]) for record in records]
 
 
 def predict_linear(scorer: "TaskScorer", training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
@@ -60,8 +60,8 @@ def predict_linear(scorer: "TaskScorer", training: Sequence[Record], records: Se
     """
     num_classes = len(set(map(scorer.expected, training)))
     training = training[:: 1 + len(training) * num_classes // MAX_LINEAR_WORK]
-    texts, labels = [scorer.text(one) for one in training], [scorer.expected(one) for one in training]
-    return predict_svm(texts, labels, [scorer.text(one) for one in records])
+    texts, labels = [scorer.text(record) for record in training], [scorer.expected(record) for record in training]
+    return predict_svm(texts, labels, [scorer.text(record) for record in records])
 
 
 def predict_word_tags(scorer: "TaskScorer", training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
@@ -79,12 +79,12 @@ def predict_word_tags(scorer: "TaskScorer", training: Sequence[Record], records:
 
 def copy_source(scorer: "TaskScorer", training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
     """The source itself."""
-    return [one.fields["source"] for one in records]
+    return [record.fields["source"] for record in records]
 
 
 def copy_first_sentence(scorer: "TaskScorer", training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
     """The first sentence of the source, the usual baseline of summaries (lead-1)."""
-    sources = [one.fields["source"] for one in records]
+    sources = [record.fields["source"] for record in records]
     return [next((text[start:end] for start, end in split_sentences(text)), "") for text in sources]
 
 
@@ -102,7 +102,7 @@ def predict_nearest_sentence(scorer: "TaskScorer", training: Sequence[Record], r
 def count_common_words(scorer: "TaskScorer", training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
     """The fraction of words that the two texts of a pair have in common (Jaccard)."""
     names = scorer.input_fields[:2]
-    pairs = [[set(normalized_words(str(one.fields.get(name, "")))) for name in names] for one in records]
+    pairs = [[set(normalized_words(str(record.fields.get(name, "")))) for name in names] for record in records]
     return [len(one & two) / max(1, len(one | two)) for one, two in pairs]
 
 

@@ -95,9 +95,9 @@ def labelled_logits(
         numbers[out_of_scope] = -1
     if head.kind != "classify" or head.multi_label or head.outputs < 2:
         records = ()
-    usable = [one for one in records if str(one.fields.get("label")) in numbers and has_input(one)]
-    logits, _ = compute_logits(model, [record_text(one) for one in usable])
-    return logits, np.array([numbers[str(one.fields["label"])] for one in usable], np.int64)
+    usable = [record for record in records if str(record.fields.get("label")) in numbers and has_input(record)]
+    logits, _ = compute_logits(model, [record_text(record) for record in usable])
+    return logits, np.array([numbers[str(record.fields["label"])] for record in usable], np.int64)
 
 
 def fit_threshold(probabilities: np.ndarray, expected: np.ndarray) -> float:

@@ -90,7 +90,9 @@ class Task(ABC):
     @property
     def needed_fields(self) -> list[str]:
         """The fields that every record needs for an evaluation."""
-        always = {one.name for one in self.spec.fields if not one.optional and not one.only_with}
+        always = {
+            spec_field.name for spec_field in self.spec.fields if not spec_field.optional and not spec_field.only_with
+        }
         return [name for name in (*self.inputs, self.target) if name in always]
 
     def example_line(self, fields: Collection[str] = ()) -> str:
@@ -166,7 +168,7 @@ class Task(ABC):
         modality = self.input_modality(config)
         if modality == "text":
             return self.check_texts(values)
-        if modality not in (read := {one.modality for one in self.spec.fields}):
+        if modality not in (read := {spec_field.modality for spec_field in self.spec.fields}):
             raise UsageError(
                 f"m.{self.name} reads {' and '.join(sorted(read))}, but this model reads {modality}; call m.run, which "
                 "is the call of the model's own task"

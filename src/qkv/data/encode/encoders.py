@@ -136,7 +136,7 @@ class EncodeClass(EncodeTexts):
         """The id of the label, the ids of all labels, or the score."""
         if self.label and self.multi_label and isinstance(record.fields.get(self.label), list):
             labels = get_field(record, self.label, "tags")
-            return {"labels": sorted({self.find_class(label_text(one, self.label)) for one in labels})}
+            return {"labels": sorted({self.find_class(label_text(label, self.label)) for label in labels})}
         if self.label:
             found = self.find_class(label_text(get_field(record, self.label, "label"), self.label))
             return {"labels": [found]} if self.multi_label else {"label": found}

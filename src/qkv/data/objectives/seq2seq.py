@@ -151,7 +151,9 @@ def find_decoder_start(tokenizer: Tokenizer, given: int | None = None) -> int:
     """The first token that a decoder reads: `given`, else BOS, else padding (as in T5 and Marian)."""
     special = tokenizer.special_tokens
     candidates = (given, special.bos, special.pad)
-    return require_token("bos", next((one for one in candidates if one is not None), None), "an encoder-decoder")
+    return require_token(
+        "bos", next((candidate for candidate in candidates if candidate is not None), None), "an encoder-decoder"
+    )
 
 
 def proportional_source_length(max_length: int, lengths: IntArray, multiple: int = 8) -> int:

@@ -142,7 +142,7 @@ def check_payload(subject: Subject) -> Finding:
             inputs = inputs.to(subject.device)
             with torch.no_grad():
                 outputs.append(token_outputs(network, replace(inputs, source=inputs if network.has_source else None)))
-        effects[front_end.kind] = relative_change(*(one[:, -1:] for one in outputs))
+        effects[front_end.kind] = relative_change(*(output[:, -1:] for output in outputs))
     kind = min(effects, key=lambda name: effects[name])
     if effects[kind] < MIN_SOURCE_EFFECT:
         return failed(

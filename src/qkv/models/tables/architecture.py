@@ -47,7 +47,7 @@ class ConfigKey:
     values: Mapping[Any, Any] | None = None
 
     def read(self, theirs: Json) -> Any:
-        """Our value, from their config."""
+        """Read our value from their config."""
         value = theirs.get(self.name, self.default)
         if value is None and self.default is not _REQUIRED:
             value = self.default
@@ -61,7 +61,7 @@ class ConfigKey:
         return self.values[value]
 
     def write(self, value: Any, stack: Any) -> Json:
-        """Their key and value, from ours."""
+        """Convert our value to their key and value."""
         if self.values is None:
             return {self.name: value}
         return {self.name: next((theirs for theirs, ours in self.values.items() if ours == value), value)}
@@ -80,12 +80,12 @@ FieldRows = Mapping[str, Any]
 
 
 def read_fields(rows: FieldRows, theirs: Json) -> Json:
-    """Our fields, from their config."""
+    """Read our fields from their config."""
     return {name: row.read(theirs) if isinstance(row, ConfigKey | ComputedField) else row for name, row in rows.items()}
 
 
 def write_fields(rows: FieldRows, ours: Any) -> Json:
-    """Their keys, from our config."""
+    """Convert our config to their keys."""
     out: Json = {}
     for name, row in rows.items():
         if isinstance(row, ConfigKey | ComputedField):
@@ -106,13 +106,13 @@ class Concatenated:
         object.__setattr__(self, "modules", modules)
 
     def read(self, parts: list[Tensor], suffix: str, stack: StackConfig) -> Tensor:
-        """Our tensor, from theirs."""
+        """Convert their tensors to our tensor."""
         import torch
 
         return torch.cat(parts)
 
     def write(self, ours: Tensor, suffix: str, stack: StackConfig) -> list[Tensor]:
-        """Their tensors, from ours."""
+        """Convert our tensor to their tensors."""
         if len(self.modules) == 3:  # query, key, value
             widths = [heads * stack.head_dim for heads in (stack.heads, stack.kv_heads, stack.kv_heads)]
             return [part.contiguous() for part in ours.split(widths)]
@@ -137,7 +137,7 @@ class Renamed:
         return (self.module,)
 
     def read(self, parts: list[Tensor], suffix: str, stack: StackConfig) -> Tensor:
-        """Our tensor, from theirs."""
+        """Convert their tensors to our tensor."""
         if self.is_row_vector:
             return parts[0][0] if parts[0].dim() == 2 else parts[0]
         if self.offset:
@@ -145,7 +145,7 @@ class Renamed:
         return parts[0].T.contiguous() if self.transposed and suffix == "weight" else parts[0]
 
     def write(self, ours: Tensor, suffix: str, stack: StackConfig) -> list[Tensor]:
-        """Their tensors, from ours."""
+        """Convert our tensor to their tensors."""
         if self.is_row_vector:
             return [ours[None]]
         if self.offset:
@@ -165,12 +165,12 @@ class InterleavedQkv:
         return (self.module,)
 
     def read(self, parts: list[Tensor], suffix: str, stack: StackConfig) -> Tensor:
-        """Our tensor, from theirs."""
+        """Convert their tensors to our tensor."""
         heads = parts[0].view(stack.heads, 3, stack.head_dim, *parts[0].shape[1:])
         return heads.transpose(0, 1).flatten(0, 2).contiguous()
 
     def write(self, ours: Tensor, suffix: str, stack: StackConfig) -> list[Tensor]:
-        """Their tensors, from ours."""
+        """Convert our tensor to their tensors."""
         heads = ours.view(3, stack.heads, stack.head_dim, *ours.shape[1:])
         return [heads.transpose(0, 1).flatten(0, 2).contiguous()]
 
@@ -385,7 +385,7 @@ def _config_differences(a: Config, b: Config) -> list[str]:
 
 @dataclass(frozen=True)
 class ParameterMapping:
-    """One of our parameters, and their tensors that it is made from."""
+    """One of our parameters, and the tensors of theirs that it is made from."""
 
     name: str
     rule: TensorRule

@@ -164,7 +164,7 @@ def close_choices(call: Call, served: ServedModel, num_prompt: int, generations:
 
 def count_usage(call: Call, served: ServedModel, num_prompt: int, generations: Sequence[Generation]) -> Usage:
     """Count the tokens of an answer, for the client, the metrics and the log."""
-    generated = sum(len(one.request.ids) for one in generations if one.request is not None)
+    generated = sum(len(generation.request.ids) for generation in generations if generation.request is not None)
     metrics, state = call.server.metrics, call.request.state
     metrics.add("qkv_prompt_tokens_total", num_prompt, model=served.name)
     metrics.add("qkv_generated_tokens_total", generated, model=served.name)

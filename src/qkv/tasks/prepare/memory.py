@@ -78,7 +78,7 @@ def estimate_memory(
     """
     section = recipe.train
     network = build(config, device="meta")
-    parameters = sum(one.numel() for one in network.parameters())
+    parameters = sum(parameter.numel() for parameter in network.parameters())
     network = apply_adapters(network, recipe, config)
     named = [(name, one) for name, one in network.named_parameters() if one.requires_grad]
     trainable = sum(one.numel() for _, one in named)
@@ -89,7 +89,7 @@ def estimate_memory(
     return MemoryEstimate(
         parameters=parameters,
         trainable=trainable,
-        weights=4 * sum(one.numel() for one in network.parameters()),
+        weights=4 * sum(parameter.numel() for parameter in network.parameters()),
         gradients=4 * trainable,
         optimizer=sum(one.numel() * one.element_size() for one in state.values()),
         ema=4 * trainable if section.ema_decay else 0,

@@ -295,7 +295,7 @@ def build_head_config(
         "span": {"outputs": 2, "bias": True},
         "embed": {"pool": "mean", "normalize": True},
         "ctc": {"outputs": requirements.tokenizer.target.vocab_size + 1, "bias": True},  # and the blank
-        "frames": {"outputs": sum(one.features for one in requirements.front_ends), "bias": True},
+        "frames": {"outputs": sum(front_end.features for front_end in requirements.front_ends), "bias": True},
     }
     values = {"kind": kind, "next_sentence_classes": spec.next_sentence_classes, **defaults[kind]}
     if base is not None and base.kind == kind:

@@ -344,7 +344,7 @@ def _find_reads_sentences(sources: Sequence[DataSource]) -> bool | None:
         if isinstance(source, FileSource):
             source, max_read = replace(source, split=None), MAX_PAIRS_READ  # a split may read all of the files
         records = sample_records(source.records(Problems(max_invalid_fraction=1)), MAX_PAIRS, max_read)
-        pairs = [(one.fields.get("source"), one.fields.get("target")) for one in records]
+        pairs = [(record.fields.get("source"), record.fields.get("target")) for record in records]
         found.add(find_reads_sentences([(a, b) for a, b in pairs if isinstance(a, str) and isinstance(b, str)]))
     return found.pop() if len(found) == 1 else None
 

@@ -188,7 +188,7 @@ def open_source(recipe: Recipe, data: DataSection, data_files: Any, split: DataS
     source = match_file_columns(kind, files)
     spec = OBJECTIVES[kind]
     if spec.sparse_names:
-        optional = tuple(one.name for one in spec.fields if one.is_sparse)
+        optional = tuple(spec_field.name for spec_field in spec.fields if spec_field.is_sparse)
         source = replace(source, files=replace(source.files, options=replace(source.files.options, optional=optional)))
     if "instruction" in source.fields:
         source = replace(source, files=replace(source.files, has_instructions=True), fields=frozenset({"messages"}))

@@ -65,7 +65,9 @@ def load_or_train_tokenizer(
     if recipe.data.modality == "protein" and section.kind == "char" and spec.families[0] == "encoder":
         return Tokenizer.for_proteins(), "the tokenizer of ESM-2: one token for each residue"
     required = spec.required_tokens(recipe.objective)
-    if not any(one.modality in TEXT_MODALITIES for one in spec.fields if one.name in sources[0].fields):
+    if not any(
+        spec_field.modality in TEXT_MODALITIES for spec_field in spec.fields if spec_field.name in sources[0].fields
+    ):
         kept = tuple(role for role in required.special_tokens if role in ROLES_WITHOUT_TEXT)
         section, required, sources = replace(section, kind="special"), RequiredTokens(kept), ()
     options = [section.kind, section.vocab_size, section.lowercase, section.min_frequency]

@@ -46,7 +46,7 @@ class RunRecords:
     @property
     def unit(self) -> str:
         """The word for one record of this data: "document" or "record"."""
-        is_text = self.task.reads_documents and any("text" in one.fields for one in self.evaluation)
+        is_text = self.task.reads_documents and any("text" in record.fields for record in self.evaluation)
         return "document" if is_text else "record"
 
     def training(self) -> Iterator[Record]:
@@ -123,7 +123,7 @@ def count_lines_before(source: DataSource) -> dict[FileLocation, int]:
     if not isinstance(source, FileSource) or source.split is None or source.split_name != "validation":
         return {}
     training = replace(source, split_name="train").records(Problems(max_invalid_fraction=1))
-    return {one.location: str(one.fields.get("text", "")).count("\n") for one in training}
+    return {record.location: str(record.fields.get("text", "")).count("\n") for record in training}
 
 
 @dataclass(frozen=True)
@@ -166,15 +166,15 @@ def count_records(
     all_counts = [objective.counts for objective in prepared.train_data.objectives]
     lengths = token_lengths(data, tokenizer)
     sides = prepared.train_data.max_lengths  # (max_length,), or (max_length, max_source_length)
-    wanted = [round_up(one) for one in lengths]
+    wanted = [round_up(length) for length in lengths]
     is_source = len(sides) == 2 and len(wanted) == 2 and wanted[1] - sides[1] > wanted[0] - sides[0]
     return (
         RecordCounts(
-            sum(one.records for one in all_counts),
-            sum(one.tokens for one in all_counts),
-            sum(one.truncated for one in all_counts),
-            sum(one.skipped for one in all_counts),
-            sum(one.empty for one in all_counts),
+            sum(counts.records for counts in all_counts),
+            sum(counts.tokens for counts in all_counts),
+            sum(counts.truncated for counts in all_counts),
+            sum(counts.skipped for counts in all_counts),
+            sum(counts.empty for counts in all_counts),
             prepared.problems.num_invalid,
             sides[1] if is_source else sides[0],
             wanted[1] if is_source else wanted[0],

@@ -158,8 +158,8 @@ def baseline_curve(
     max_seconds: float,
 ) -> LearningCurve | None:
     """The learning curve of a baseline."""
-    usable = [one for one in training if scorer.is_usable(one)]
-    expected = [scorer.expected(one) for one in records]
+    usable = [record for record in training if scorer.is_usable(record)]
+    expected = [scorer.expected(record) for record in records]
     return learn_fractions(
         scorer.metric,
         name,
@@ -185,7 +185,7 @@ def recipe_curve(
         found = predict_and_score(scorer, model, records, seconds, len(records), recipe.train.eval_beam)
         return scorer.measure(found.predicted, found.expected)
 
-    usable = [one for one in training if scorer.is_usable(one)]
+    usable = [record for record in training if scorer.is_usable(record)]
     return train_on_fractions(scorer.metric, recipe, model_folder, usable, records, score, minutes)
 
 
@@ -242,7 +242,7 @@ def make_short_recipe(
     recipe: Recipe, folder: Path, model_folder: str, training: Sequence[Record], valid: Path, minutes: float
 ) -> Recipe:
     """A recipe for a short run on these records, with the tokenizer of the reported run."""
-    columns = {name: name for name in training[0].fields if all(name in one.fields for one in training)}
+    columns = {name: name for name in training[0].fields if all(name in record.fields for record in training)}
     data = DataSection(
         train=str(write_records(folder.with_suffix(".jsonl"), training)),
         valid=str(valid),
@@ -273,5 +273,5 @@ def make_short_recipe(
 
 def write_records(path: Path, records: Sequence[Record]) -> Path:
     """Write the fields of records as JSON lines."""
-    path.write_text("".join(json.dumps(one.fields) + "\n" for one in records), encoding="utf-8")
+    path.write_text("".join(json.dumps(record.fields) + "\n" for record in records), encoding="utf-8")
     return path

@@ -120,7 +120,7 @@ class Reporter:
         self.curve_verdict = diagnose_curves(self.curves)
         self.seconds = options.seconds
         if options.quick:
-            trained = max((float(one.get("seconds", 0)) for one in folder.log_records()), default=0.0)
+            trained = max((float(record.get("seconds", 0)) for record in folder.log_records()), default=0.0)
             self.seconds = min(max(QUICK_FRACTION * trained, MIN_QUICK_SECONDS), MAX_QUICK_SECONDS)
             self.notes.append(
                 f"this is a quick report, made when the run ended; qkv report {shlex.quote(self.run)} examines more: "
@@ -207,7 +207,7 @@ class Reporter:
 
     def language_model_score(self, data: RunRecords, training: Sequence[Record]) -> ScoreReport | None:
         """The loss of a language model, or the accuracy of a masked one, with a unigram model as the baseline."""
-        records = [one for one in data.evaluation if "text" in one.fields or "messages" in one.fields]
+        records = [record for record in data.evaluation if "text" in record.fields or "messages" in record.fields]
         if not records:
             return None
         model, began, unit = self.model, time.monotonic(), data.unit
@@ -282,7 +282,7 @@ class Reporter:
             return None, None
         classes: Counter[str] = Counter()
         if scorer is not None and scorer.has_classes:
-            usable = (one for one in training if scorer.is_usable(one))
+            usable = (record for record in training if scorer.is_usable(record))
             classes.update(str(scorer.class_of(item)) for one in usable for item in scorer.items(scorer.expected(one)))
         try:
             return count_records(data, self.model.tokenizer, dict(classes.most_common()), self.progress)

@@ -45,7 +45,7 @@ class RunReport(RunFindings):
             "run": self.folder,
             "task": self.task,
             "data_name": self.data_name,
-            "advice": [one.to_dict() for one in self.advice],
+            "advice": [advice.to_dict() for advice in self.advice],
             "num_main_advice": len(self.main_advice),
             **{name: None if part is None else part.to_dict() for name, part in parts.items()},
             "curve_verdict": asdict(self.curve_verdict),

@@ -155,7 +155,7 @@ def advise_imbalance(run: RunDiagnostics) -> Advice | None:
     score = run.score
     if score is None or not score.confusion or len(score.classes) < 2:
         return None
-    total = sum(one["expected"] for one in score.classes.values())
+    total = sum(scores["expected"] for scores in score.classes.values())
     judged = {name: one for name, one in score.classes.items() if one["expected"] >= MIN_CLASS_RECORDS}
     rare = {name: one for name, one in judged.items() if one["expected"] < RARE_CLASS * total / len(judged)}
     frequent = [one["f1"] for name, one in judged.items() if name not in rare]

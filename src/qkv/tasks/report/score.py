@@ -136,7 +136,7 @@ def predict_and_score(
     The sample grows from `TIMED_RECORDS`; the time that one sample takes decides the size of the next. Samples are
     random because files are often sorted by class, and have a fixed seed.
     """
-    usable = [one for one in records if scorer.is_usable(one)]
+    usable = [record for record in records if scorer.is_usable(record)]
     usable = Random(0).sample(usable, len(usable))[:max_records]
     deadline, size = time.monotonic() + max_seconds, TIMED_RECORDS
     task = find_task(model.config)
@@ -157,7 +157,7 @@ def predict_and_score(
 
 def add_baselines(predictions: ScoredPredictions, training: Sequence[Record], only_cheap: bool = False) -> None:
     """Add the predictions of the task's baselines, made from the training records."""
-    usable = [one for one in training if predictions.scorer.is_usable(one)]
+    usable = [record for record in training if predictions.scorer.is_usable(record)]
     chosen = applicable_baselines(predictions.scorer, predictions.records, only_cheap) if usable else {}
     for name, baseline in chosen.items():
         predictions.baseline_predictions[name] = baseline.predict(predictions.scorer, usable, predictions.records)
@@ -200,7 +200,7 @@ def make_score_report(
 
 def group_lengths(predictions: ScoredPredictions) -> tuple[LengthGroup, ...]:
     """The mean scores of the records in four groups of increasing length; () for few records."""
-    lengths = np.array([len(normalized_words(predictions.scorer.text(one))) for one in predictions.records])
+    lengths = np.array([len(normalized_words(predictions.scorer.text(record))) for record in predictions.records])
     if len(lengths) < LENGTH_GROUPS * MIN_GROUP:
         return ()
     bounds = np.unique(np.quantile(lengths, np.linspace(0, 1, LENGTH_GROUPS + 1)[1:-1]))
@@ -208,12 +208,12 @@ def group_lengths(predictions: ScoredPredictions) -> tuple[LengthGroup, ...]:
     scores = np.array(predictions.scores)
     return tuple(
         LengthGroup(
-            int(lengths[groups == one].min()),
-            int(lengths[groups == one].max()),
-            int((groups == one).sum()),
-            float(scores[groups == one].mean()),
+            int(lengths[groups == group].min()),
+            int(lengths[groups == group].max()),
+            int((groups == group).sum()),
+            float(scores[groups == group].mean()),
         )
-        for one in np.unique(groups)
+        for group in np.unique(groups)
     )
 
 

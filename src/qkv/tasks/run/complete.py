@@ -214,4 +214,4 @@ def copy_cache(network: Network, source: SelfCache, num_new: int) -> SelfCache:
 def weights_version(network: nn.Module) -> tuple[int, torch.dtype, torch.device]:
     """A value that changes when weights are changed or moved, because keys and values are then out of date."""
     parameters = list(network.parameters())
-    return sum(one._version for one in parameters), parameters[0].dtype, parameters[0].device
+    return sum(parameter._version for parameter in parameters), parameters[0].dtype, parameters[0].device

@@ -125,7 +125,9 @@ def look_at_mask(
             raise UsageError(f"{len(targets)} targets for {len(texts)} texts; give one --target for each text, or none")
         sequences["encoder"] = _pack([known.encode(text) for text in texts], length, config)
         if targets:
-            inputs = [[start_token(network), *known.target.encode(one, add_special_tokens=False)] for one in targets]
+            inputs = [
+                [start_token(network), *known.target.encode(target, add_special_tokens=False)] for target in targets
+            ]
             sequences["decoder"] = _pack(inputs, length, config)
     else:
         if targets:

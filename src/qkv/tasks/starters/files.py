@@ -163,7 +163,10 @@ def guess_separator(lines: Sequence[str], has_labels: bool) -> str:
         return " "  # the first words are few
     marks = [word for word in lines[0].split(" ")[1:-1] if word and not any(map(str.isalnum, word))]
     candidates = ["  ", *(f" {mark} " for mark in marks)]
-    return next((one for one in candidates if len(lines) > 1 and all(line.count(one) == 1 for line in lines)), "")
+    return next(
+        (candidate for candidate in candidates if len(lines) > 1 and all(line.count(candidate) == 1 for line in lines)),
+        "",
+    )
 
 
 def check_classes(kind: str, summary: FileSummary) -> None:

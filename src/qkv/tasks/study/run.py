@@ -131,7 +131,7 @@ def read_cell(study: Study, cell: Cell) -> Finished | None:
         return None
     failure = folder.path / "failure.txt"
     records = folder.log_records()
-    steps = [one for one in records if one.get("kind") == "step"]
+    steps = [record for record in records if record.get("kind") == "step"]
     last: dict[str, Any] = steps[-1] if steps else {}
     size = (int(last.get("step", 0)), int(last.get("tokens", 0)), float(last.get("seconds", 0.0)))
     if failure.exists():

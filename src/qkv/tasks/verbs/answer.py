@@ -115,7 +115,7 @@ class AnswerScorer(TaskScorer):
     baselines: Mapping[str, Baseline] = {"sentence nearest to the question": Baseline(predict_nearest_sentence)}
 
     def __init__(self, records: Sequence[Record]) -> None:
-        given = [answers for one in records if isinstance(answers := one.fields.get("answers"), list)]
+        given = [answers for record in records if isinstance(answers := record.fields.get("answers"), list)]
         self.has_unanswerable = not all(given)
         self.metrics = ANSWER_METRICS | (UNANSWERABLE_METRICS if self.has_unanswerable and any(given) else {})
 
@@ -199,7 +199,7 @@ def find_answers(
             "end; use a model that was trained for question answering"
         )
     answers = [Answer("", -1, -1, 0.0) for _ in records]
-    questions = [replace(one, fields={**one.fields, "answers": [], "starts": []}) for one in records]
+    questions = [replace(record, fields={**record.fields, "answers": [], "starts": []}) for record in records]
     encoded: dict[int, Any] = {}
     for number, example in enumerate(EncodeAnswer(model.tokenizer)(questions)):
         if isinstance(example, Exception):

@@ -234,7 +234,7 @@ class NumberScorer(TaskScorer):
 
 def predict_logits(model: TextModel, records: Sequence[Record], notes: list[str]) -> np.ndarray:
     """The logits of the records' texts. Texts are truncated as in training; a note counts truncated texts."""
-    logits, lengths = compute_logits(model, [record_text(one) for one in records])
+    logits, lengths = compute_logits(model, [record_text(record) for record in records])
     add_truncation_note(notes, lengths, model.config)
     return logits
 

@@ -96,7 +96,7 @@ class RetrievalScorer(TaskScorer):
 
     def predict(self, model: TextModel, records: Sequence[Record], options: Any, notes: list[str]) -> list[Prediction]:
         first, second = embed_sides(model, records, notes)
-        seconds = [one.fields["second"] for one in records]
+        seconds = [record.fields["second"] for record in records]
         candidates = {text: row for row, text in reversed([*enumerate(seconds)])}
         texts = list(dict.fromkeys(seconds))
         number = {text: i for i, text in enumerate(texts)}
@@ -116,7 +116,7 @@ class RetrievalScorer(TaskScorer):
 
 def embed_sides(model: TextModel, records: Sequence[Record], notes: list[str]) -> tuple[Tensor, Tensor]:
     """The normalised embeddings of the first and of the second texts, in float64. Each text is embedded once."""
-    sides = [[one.fields[name] for one in records] for name in ("first", "second")]
+    sides = [[record.fields[name] for record in records] for name in ("first", "second")]
     texts = list(dict.fromkeys([*sides[0], *sides[1]]))
     row = {text: i for i, text in enumerate(texts)}
     vectors, lengths = embed_texts(model, texts)
@@ -158,7 +158,7 @@ def embed_texts(
         lengths, pad_token_id = objective.required_lengths(slice(None))[:, 0], objective.pad_token_id
     else:
         ids = [tokenizer.encode(text) for text in texts]
-        lengths, pad_token_id = np.array([len(one) for one in ids], np.int64), config.pad_token_id or 0
+        lengths, pad_token_id = np.array([len(sequence) for sequence in ids], np.int64), config.pad_token_id or 0
         examples = FlatExamples(lengths, np.concatenate(ids).astype(np.int64))
     batched = ExampleBatches(model, examples, pad_token_id)
     vectors: list[Tensor] = [torch.zeros(0)] * len(texts)
@@ -199,10 +199,10 @@ class EmbedTask(RecordTask):
 
     def select(self, config: Config, records: Sequence[Record], options: Any, notes: list[str]) -> list[Record]:
         usable = select_usable(records, notes, first=str, second=str)
-        return select_scored(usable, notes) if any("score" in one.fields for one in usable) else usable
+        return select_scored(usable, notes) if any("score" in record.fields for record in usable) else usable
 
     def find_scorer(self, config: Config, records: Sequence[Record]) -> TaskScorer:
-        return SimilarityScorer() if any("score" in one.fields for one in records) else RetrievalScorer()
+        return SimilarityScorer() if any("score" in record.fields for record in records) else RetrievalScorer()
 
 
 EMBED = EmbedTask()

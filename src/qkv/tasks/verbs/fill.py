@@ -66,7 +66,10 @@ class FilledText(Result):
 
     def rows(self) -> list[Row]:
         """A row for each rank, with two columns for each mask."""
-        columns = [[(one_line(word) or repr(word), f"{p:.4f}") for word, p in one.items()] for one in self.candidates]
+        columns = [
+            [(one_line(word) or repr(word), f"{p:.4f}") for word, p in candidate.items()]
+            for candidate in self.candidates
+        ]
         return [sum(cells, ()) for cells in zip_longest(*columns, fillvalue=("", ""))]
 
 
@@ -117,7 +120,7 @@ class FillTask(Task):
         stack = model.config.stack
         max_length = stack.max_positions if stack.has_max_positions else max(map(len, ids), default=1)
         if options.too_long == "error":
-            check_text_lengths(texts, np.array([len(one) for one in ids]), max_length, options)
+            check_text_lengths(texts, np.array([len(sequence) for sequence in ids]), max_length, options)
         elif num_long := sum(len(sequence) > max_length for sequence in ids):
             log.warning(
                 f"{num_long:,} of {len(ids):,} texts are longer than {max_length:,} tokens: only the tokens around "

@@ -77,7 +77,7 @@ class TaggedText(Result):
 
     def marked_text(self) -> tuple[str, Sequence[Span]]:
         if self.entities or any(word.tag == "O" for word in self.words):
-            return self.text, [(one.start, one.end, one.label) for one in self.entities]
+            return self.text, [(entity.start, entity.end, entity.label) for entity in self.entities]
         return self.text, [(one.start, one.end, one.tag) for one in self.words]
 
 
@@ -123,7 +123,7 @@ class TagScorer(TaskScorer):
         return tuple(map(str, record.fields["tags"]))
 
     def predict(self, model: TextModel, records: Sequence[Record], options: Any, notes: list[str]) -> list[Prediction]:
-        sentences = [[str(word) for word in one.fields["tokens"]] for one in records]
+        sentences = [[str(word) for word in record.fields["tokens"]] for record in records]
         tagged = predict_tags(model, sentences, notes)
         return [(tuple(tag for tag, _ in words), min(probability for _, probability in words)) for words in tagged]
 
@@ -164,7 +164,7 @@ def word_spans(words: Sequence[str]) -> list[tuple[int, int]]:
 def merge_entities(text: str, words: Sequence[TaggedWord]) -> list[TaggedEntity]:
     """Merge words with BIO or BIOES tags to entities."""
     entities = []
-    for first, last, label in metrics.extract_entities([one.tag for one in words]):
+    for first, last, label in metrics.extract_entities([word.tag for word in words]):
         start, end = words[first].start, words[last - 1].end
         mean = sum(one.probability for one in words[first:last]) / (last - first)
         entities.append(TaggedEntity(text[start:end], label, mean, start, end))

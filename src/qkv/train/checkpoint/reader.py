@@ -69,7 +69,7 @@ def group_slices(shards: Sequence[Mapping[str, Any]]) -> dict[str, _StoredTensor
             stored = _StoredSlice(shard["file"], entry["start"], entry["bytes"], entry["checksum"], bounds)
             tensor.slices.append(stored)
     for name, tensor in tensors.items():
-        problem = tiling_problem(tensor.shape, (one.bounds for one in tensor.slices))
+        problem = tiling_problem(tensor.shape, (part.bounds for part in tensor.slices))
         if problem:
             raise ValueError(f"{name}: {problem}")
     return tensors
@@ -123,7 +123,7 @@ class Checkpoint:
         wanted = tuple(offset), tuple(shape)
         if not is_inside(wanted, tensor.shape):
             raise ValueError(f"{name}: a slice of {wanted[1]} at {wanted[0]} is not inside {tensor.shape}")
-        touched = [(one, common) for one in tensor.slices if (common := intersection(one.bounds, wanted))]
+        touched = [(part, common) for part in tensor.slices if (common := intersection(part.bounds, wanted))]
         if len(touched) == 1 and touched[0][0].bounds == wanted:
             return self._read(name, touched[0][0], tensor.dtype)
         result = torch.empty(wanted[1], dtype=tensor.dtype)

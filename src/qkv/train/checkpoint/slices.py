@@ -77,8 +77,8 @@ def index_within(bounds: SliceBounds, origin: Sequence[int]) -> tuple[slice, ...
 
 def tiling_problem(shape: Sequence[int], bounds: Iterable[SliceBounds]) -> str:
     """Check that slices cover a tensor of `shape` exactly once. Return the problem, or "" if there is none."""
-    bounds = [one for one in bounds if prod(one[1])]  # a rank without a part of the tensor has an empty slice
-    outside = [one for one in bounds if not is_inside(one, shape)]
+    bounds = [bound for bound in bounds if prod(bound[1])]  # a rank without a part of the tensor has an empty slice
+    outside = [bound for bound in bounds if not is_inside(bound, shape)]
     if outside:
         return f"the slice of {outside[0][1]} at {outside[0][0]} is not inside {tuple(shape)}"
     if _any_overlap(bounds):

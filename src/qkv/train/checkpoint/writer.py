@@ -38,18 +38,18 @@ class Snapshot:
         """Copy all slices. Copies from a GPU are only queued: later updates of the weights run after them."""
         before, copies, streams = self.slices, {}, set()
         for name, slices in tensors.items():
-            for one in slices:
-                values = one.values.detach()
+            for part in slices:
+                values = part.values.detach()
                 if values.dtype not in _DTYPE_NAMES:
                     raise TypeError(f"{name}: {values.dtype} cannot be saved in a checkpoint")
-                if not values.numel() and 0 not in one.shape:
+                if not values.numel() and 0 not in part.shape:
                     continue  # this rank has no part of the tensor
-                key = slice_key(name, one)
+                key = slice_key(name, part)
                 if key in copies:
                     raise ValueError(f"{key}: this slice was given twice")
                 copy = _memory_for(values, before[key][1].values if key in before else None)
                 copy.copy_(values, non_blocking=values.is_cuda)
-                copies[key] = name, replace(one, values=copy)
+                copies[key] = name, replace(part, values=copy)
                 if values.is_cuda:
                     streams.add(torch.cuda.current_stream(values.device))
         # Large elements come first, so that every tensor in the file is aligned.

@@ -76,7 +76,7 @@ def _model_problem(recipe: Recipe) -> str:
         key = "preset" if model.preset else "from"
         return f'model.family = "{stack_part}" is a new model, and model.{key} another one: set one of them'
     stacks = (model.overrides, model.overrides.get("encoder", {}), model.overrides.get("decoder", {}))
-    block = next((one["block"] for one in stacks if one.get("block") in STACK_PARTS), "")
+    block = next((stack["block"] for stack in stacks if stack.get("block") in STACK_PARTS), "")
     if block and block != stack_part:
         return f'model.block = "{block}" replaces all blocks of the model: set model.family = "{block}" instead'
     if model.family and not stack_part and model.family not in families:

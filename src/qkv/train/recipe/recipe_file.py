@@ -70,7 +70,9 @@ def import_plugins_of(name: str | Path, overrides: Sequence[str] = ()) -> None:
     """Import the plugins that a recipe or an override names. Only a command that trains the recipe does this."""
     text, _ = find_recipe(name)
     with suppress(ValueError, UsageError):  # `read` raises the error
-        table = apply_overrides(parse_toml(text), [one for one in overrides if one.partition("=")[0] == "plugins"])
+        table = apply_overrides(
+            parse_toml(text), [override for override in overrides if override.partition("=")[0] == "plugins"]
+        )
         named = _named_plugins(table)
     import_plugins(named)
 

@@ -151,7 +151,7 @@ def generate_parts(model: TextModel, parts: Sequence[Part], options: TextToTextO
         sources = [prompt_ids(tokenizer, config, options.prompt + part.source) for part in chosen]
         prefix_ids = tokenizer.target.encode(prefix, add_special_tokens=False)
         generation = make_generation_options({**values, "prefix": prefix_ids, "tap": model.tap})
-        limits = [limit_new_tokens(config, default_max_tokens(len(one)), 1 + len(prefix_ids)) for one in sources]
+        limits = [limit_new_tokens(config, default_max_tokens(len(source)), 1 + len(prefix_ids)) for source in sources]
         if "max_tokens" in values:
             limits = []
         results = generate_batched(model, sources, generation, limits)
