@@ -79,7 +79,7 @@ def shift(images: Tensor, draw: Uniform) -> Tensor:
 
 
 def erase(images: Tensor, draw: Uniform) -> Tensor:
-    """Make a rectangle grey, whose sides are between a fifth and a half of the image's, in a quarter of the images."""
+    """In a quarter of the images, make a random rectangle grey. Its sides are a fifth to a half of the image's side."""
     size = images.shape[3]
     chosen = draw() < 0.25
     inside = []
@@ -130,7 +130,7 @@ def per_image(values: Tensor) -> Tensor:
 
 
 def blend(other: Tensor, images: Tensor, strength: Tensor) -> Tensor:
-    """Move images away from others or towards them, by up to 0.9."""
+    """Scale the difference of images from other images by a factor between 0.1 and 1.9."""
     return other + (1 + 0.9 * strength) * (images - other)
 
 

@@ -30,7 +30,7 @@ class PatchesConfig(FrontEndConfig):
     resample: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
     mean: tuple[Channel, Channel, Channel] = (0.5, 0.5, 0.5)  # of red, green and blue, between 0 and 1
     std: tuple[Channel, Channel, Channel] = (0.5, 0.5, 0.5)
-    bias: bool = True  # of the linear map
+    bias: bool = True  # whether the linear map has a bias
     norm: bool = False  # a layer norm over all vectors, as in CLIP
 
     def __post_init__(self) -> None:

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")  # formats whose decoders run no other program
-MAX_PIXELS = 40_000_000  # of a file; their colours take 120 MB
+MAX_PIXELS = 40_000_000  # pixels of a file; their colours take 120 MB
 MAX_FILE_BYTES = 64 * 2**20
 BACKGROUND = (255, 255, 255)  # of transparent pixels
 
 
 class BadImage(Exception):
-    """A file that cannot be decoded: the reason, and the category under which such files are counted."""
+    """Raised for a file that cannot be decoded, with the reason and the category under which such files are counted."""
 
     def __init__(self, reason: str, category: str = "damaged image") -> None:
         super().__init__(reason)

@@ -43,7 +43,7 @@ class Patches(nn.Module):
         return (x if self.norm is None else self.norm(x)).flatten(0, 1)
 
     def normalize(self, values: Tensor) -> Tensor:
-        """Bytes of patches, (…, F), whose last dimension has red, green and blue of each pixel → numbers around 0."""
+        """Bytes of patches (…, F), with red, green and blue of each pixel in the last dimension → numbers around 0."""
         dtype = next(self.parameters()).dtype
         mean, std = (
             torch.tensor(one, dtype=dtype, device=values.device).repeat(self.config.patch**2)
@@ -53,7 +53,9 @@ class Patches(nn.Module):
 
 
 def conv_layers(patch: int, width: int, bias: bool) -> list[nn.Module]:
-    """Convolutions of which each halves the image. All but the last have half of the channels, at least 64."""
+    """Convolutions, each of which halves the size of the image. All except the last have half of the channels, at least
+    64.
+    """
     layers: list[nn.Module] = []
     channels, count = 3, patch.bit_length() - 1
     for number in range(count):

@@ -67,11 +67,10 @@ def load_records(
 ) -> list[Record]:
     """Load records from a file, several files, line-aligned files (field → file), or a split of a built-in dataset.
 
-    `columns` maps fields to columns; `records_key` is for JSON documents. The `encoding` is
-    recognised by default. At most `max_records` are loaded (0: all): a
-    random sample of them, always the same one, because files are often sorted.
-    With `guess`, the columns of a table without a header line are guessed, and `notes` gets a note on the guess.
-    `problems` counts invalid records.
+    `columns` maps fields to columns; `records_key` is for JSON documents. The `encoding` is recognised by default. At
+    most `max_records` are loaded (0: all): a random sample with a fixed seed, because files are often sorted. With
+    `guess`, the columns of a table without a header line are guessed, and `notes` gets a note on the guess. `problems`
+    counts invalid records.
     """
     files = _check_files(data)
     if isinstance(files, tuple) and len(files) == 1:

@@ -92,7 +92,7 @@ def test_a_single_output_is_a_score() -> None:
     assert found.metrics == pytest.approx({"spearman": 1.0, "pearson": 1.0})
     assert found.main_metric == "spearman"
     found = evaluate(*parts_of(made), records([*same, {"text": "a", "score": "much"}]))
-    assert "1 records left out: made:5: the score 'much' is not a number" in found.notes
+    assert "1 record left out: made:5: the score 'much' is not a number" in found.notes
 
 
 def test_long_texts_are_cut_and_told_when_judged_and_refused_when_run() -> None:
@@ -194,7 +194,7 @@ def test_tags_are_judged_by_whole_entities() -> None:
     uneven = [*same, {"tokens": ["a", "b"], "tags": ["O"]}]
     found = evaluate(*parts_of(made), records(uneven))
     assert found.num_records == 3
-    assert found.notes == ("1 records left out: the numbers of words and tags differ or are 0",)
+    assert found.notes == ("1 record left out: the numbers of words and tags differ or are 0",)
     with pytest.raises(UsageError, match="the numbers of words and tags differ"):
         evaluate(*parts_of(made), records(uneven[-1:]))
 

@@ -50,7 +50,7 @@ Scene = tuple[Thing, ...]
 
 
 class Draw:
-    """A sequence of random numbers that follows from one number, the same on every machine."""
+    """A sequence of random numbers that depends only on its seed, and is the same on every machine."""
 
     def __init__(self, number: int) -> None:
         self.state = number
@@ -75,7 +75,7 @@ OPPOSITES = {"left": "right", "right": "left", "above": "below", "below": "above
 
 
 def find_relation(first: Thing, second: Thing) -> tuple[str, ...]:
-    """Where the first of two objects is, seen from the second: ("above",), ("left",), ("above", "left"), …"""
+    """The position of the first of two objects relative to the second: ("above",), ("left",), ("above", "left"), …"""
     vertical = () if first.row == second.row else ("above",) if first.row < second.row else ("below",)
     horizontal = () if first.column == second.column else ("left",) if first.column < second.column else ("right",)
     return vertical + horizontal
@@ -110,7 +110,7 @@ Fact = tuple[tuple[str, ...], ...]
 
 
 def parse_caption(text: str) -> Counter[Fact]:
-    """What a caption says: its objects, and the relation of each to the next, whatever the wording. Empty if nothing.
+    """Parse a caption in any wording: its objects, and the relation of each to the next. Empty if nothing.
 
     >>> parse_caption("a small red circle above a big blue cross") == parse_caption(
     ...     "i see a large blue cross below a little red circle")

@@ -13,7 +13,7 @@ from qkv.data.builtin.scene import COLOURS, SHAPES, Draw
 from qkv.images.shapes import Shape, draw_shapes, write_png
 
 SIDE = 32  # pixels
-RADIUS, STEP = 0.13, 0.3  # of a shape, and between two of a group; fractions of the side
+RADIUS, STEP = 0.13, 0.3  # radius of a shape, and distance of two shapes of a group; fractions of the side
 COUNTS = {1: ("a", "one"), 2: ("two",), 3: ("three",)}
 RELATIONS = {
     "above": ("above", "over"),

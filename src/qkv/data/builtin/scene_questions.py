@@ -30,7 +30,7 @@ def describe(wanted: dict[str, str], plural: bool = False) -> str:
 
 
 def draw_wanted(draw: Draw, thing: Thing | None = None) -> dict[str, str]:
-    """One or two attributes, of an object or any."""
+    """One or two attributes: of an object of the scene, or random ones."""
     names = draw.choose((("colour",), ("shape",), ("colour", "shape"), ("size", "shape"), ("size", "colour")))
     every = {"size": tuple(SIZES), "colour": tuple(COLOURS), "shape": SHAPES}
     return {name: draw.choose(every[name]) if thing is None else getattr(thing, name) for name in names}

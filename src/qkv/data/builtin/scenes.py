@@ -5,9 +5,8 @@ scene-pairs       image, second_image, question, answer    two such pictures
 scene-objects     image, label                             one object, whose colour and shape are the label
 scene-drawings    caption, image                           one or two groups of shapes; the caption says all
 
-No scene is in two of the splits train, valid and test. Two more splits test what a model has not seen: `held-out` has
-squares and triangles in colours that these shapes never have in training (as CLEVR-CoGenT), and `more` has five or six
-objects.
+No scene is in two of the splits train, valid and test. Two more splits test generalisation: `held-out` has squares and
+triangles in colours that these shapes never have in training (as CLEVR-CoGenT), and `more` has five or six objects.
 """
 
 import hashlib
@@ -24,7 +23,7 @@ from qkv.images.shapes import Shape, draw_shapes, write_png
 VERSION = 1  # increase it if examples change
 SIDE = 64  # pixels
 RADIUS = {"small": 0.075, "large": 0.14}  # of the side
-MAX_MOVE = 0.025  # of the side, from the middle of a cell
+MAX_MOVE = 0.025  # maximum shift from the middle of a cell, as a fraction of the side
 HALF = len(COLOURS) // 2
 HELD_OUT = {("square", colour) for colour in tuple(COLOURS)[HALF:]} | {
     ("triangle", colour) for colour in tuple(COLOURS)[:HALF]
@@ -52,7 +51,7 @@ class Scenes(BuiltinDataset):
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the version and of everything that scenes are made of."""
+        """A hash of the version and of all constants of scenes."""
         parts = [self.name, VERSION, SIDE, RADIUS, COLOURS, SHAPES, SIZES, self.max_objects]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
@@ -93,7 +92,7 @@ def draw_thing(split: str, cell: int, draw: Draw) -> Thing:
 
 
 def scene_key(scene: Any) -> int:
-    """A number that follows from all that a scene is, the same on every machine."""
+    """A hash of a scene, the same on every machine."""
     return int.from_bytes(hashlib.blake2b(repr(scene).encode(), digest_size=8).digest(), "big")
 
 
@@ -129,7 +128,7 @@ class LazyFields(Mapping[str, Any]):
 
 
 class ScenePairs(Scenes):
-    """Two pictures, and the question which of them has more objects of a kind."""
+    """Two pictures, and the question which of the two has more objects of a kind."""
 
     name = "scene-pairs"
     description = "pairs of pictures with questions that compare them"

@@ -70,7 +70,8 @@ def read_delimited(group: FileGroup, context: ReadContext) -> Iterator[Record]:
 
 
 def usual_width(rows: list[list[str]]) -> int:
-    """The number of columns that most of the first rows have, in a tie that of the earliest row.
+    """The number of columns that most of the first rows have. If two numbers are equally frequent, the earlier row
+    decides.
 
     >>> usual_width([["My reviews"], ["text", "label"], ["good", "1"]]), usual_width([["a", "b"], ["c"]])
     (2, 2)
@@ -114,7 +115,7 @@ def _split_rows(path: Path, format: str, context: ReadContext) -> Iterator[tuple
 
 
 def _find_delimiter(path: Path, lines: "_LineBuffer", quoting: bool, problems: Problems) -> str:
-    """The delimiter of a CSV: that of its first line, or of most lines below it, because the first may be a title."""
+    """The delimiter of the first line of a CSV, or of most lines below it, because the first line may be a title."""
     first = list(islice(lines, MAX_TITLE_LINES))
     lines.push_back(first)
     texts = [(number, QUOTED_FIELD.sub("", line) if quoting else line) for number, line in first if line]
@@ -130,7 +131,7 @@ def _find_delimiter(path: Path, lines: "_LineBuffer", quoting: bool, problems: P
 
 
 def _detect_delimiter(path: Path, line: str) -> str:
-    """The delimiter of a CSV, from its first line without quoted fields: a comma, or the most frequent other one.
+    """The delimiter of a line of CSV, outside of quoted fields: a comma, or the most frequent other delimiter.
 
     >>> [_detect_delimiter(Path("a.csv"), line) for line in ("a;b,c", "a;b", "a|b|c;d", "text")]
     [',', ';', '|', ',']

@@ -1,16 +1,16 @@
 """Recognise the encoding of a text that is not UTF-8 by its first bytes.
 
 A file with a few wrong bytes among valid UTF-8 stays UTF-8: its wrong lines are reported. Only if there are several
-characters that are not ASCII, and none of them is valid UTF-8, the file has another encoding. It is the one in which
-these characters are the usual ones of its languages. The user can name another one.
+characters that are not ASCII, and none of them is valid UTF-8, the file has another encoding. It is the encoding in
+which these characters become usual letters of its languages. The user can name the encoding.
 """
 
 import re
 from itertools import islice
 
-MIN_CHARACTERS = 3  # fewer characters that are not ASCII tell nothing
+MIN_CHARACTERS = 3  # with fewer characters that are not ASCII, nothing is decided
 MAX_LINES = 2000  # lines with such characters that are examined
-MIN_SHARE = 0.7  # of the characters that are not ASCII and that an encoding must make usual ones
+MIN_SHARE = 0.7  # the fraction of the characters that are not ASCII that must become usual characters
 UTF8_CHARACTER = re.compile(rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
 BINARY = re.compile(rb"[\0-\x08\x0e-\x1a]")  # control characters that no text has
 HIGH_BYTES = re.compile(rb"[\x80-\xff]+")
@@ -42,7 +42,7 @@ TURKISH = re.compile(r"(?=.*[ðþ]).*ç|(?=.*ç).*[ðþ]", re.DOTALL)
 
 
 def recognise_encoding(start: bytes) -> str:
-    """The encoding of a text by its first bytes; "" for UTF-8, and if it cannot be told.
+    """The encoding of a text by its first bytes; "" if it is UTF-8 or unknown.
 
     >>> recognise_encoding("Señor, mañana será otro día".encode("latin-1")), recognise_encoding("mañana".encode())
     ('cp1252', '')
@@ -69,7 +69,7 @@ def _has_accents(runs: list[bytes]) -> bool:
 
 
 def _find_accents(text: bytes, found: str) -> str:
-    """The encoding of a language with accents, where `found` is what it is if it is a Western European one."""
+    """The encoding of a language with accents. `found` is the answer if the language is Western European."""
     western = text.decode("latin-1")
     if TURKISH.search(western):
         return "cp1254"
@@ -79,12 +79,12 @@ def _find_accents(text: bytes, found: str) -> str:
 
 
 def _is_chance(text: bytes, num_high: int) -> bool:
-    """Whether the bytes that are valid UTF-8 are so few that they are so by chance, as in Chinese texts."""
+    """Whether so few bytes are valid UTF-8 that this may be chance, as in Chinese texts."""
     return sum(map(len, UTF8_CHARACTER.findall(text))) < num_high / 2
 
 
 def _suits(text: bytes, runs: list[bytes], encoding: str, frequent: str, usual: str) -> bool:
-    """Whether the text can be read in an encoding and then has its usual characters."""
+    """Whether the text can be decoded with an encoding, and the result has the usual characters of its languages."""
     if encoding in EVEN and any(len(run) % 2 for run in runs):
         return False
     if encoding.startswith(("cp", "koi8")) and _has_accents(runs) != (encoding == "cp1252"):

@@ -1,4 +1,4 @@
-"""Image files in folders and archives: each file is a record, whose label is the name of the folder it is in.
+"""Image files in folders and archives: each file is a record, and its label is the name of its folder.
 
 photos/cats/1.jpg, photos/dogs/2.jpg        image and label
 photos/1.jpg                                only the image
@@ -77,7 +77,7 @@ def read_zip(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def read_some(file: IO[bytes]) -> bytes:
-    """At most one byte more than an image file may have, so that a larger one is recognised."""
+    """Read at most one byte more than an image file may have, so that larger files are recognised."""
     return file.read(MAX_FILE_BYTES + 1)
 
 

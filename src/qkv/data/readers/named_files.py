@@ -20,7 +20,9 @@ DATA_URL = "data:"
 
 
 def read_named_files(records: Iterable[Record], fields: Collection[str], problems: Problems) -> Iterator[Record]:
-    """The records with the content of the files in `fields`. A record whose file cannot be read is left out."""
+    """Replace the paths in `fields` of the records by the content of the files. A record whose file cannot be read is
+    left out.
+    """
     for record in records:
         values = {name: record.fields[name] for name in fields if name in record.fields}
         if any(not isinstance(value, bytes) for value in values.values()):
@@ -34,7 +36,9 @@ def read_named_files(records: Iterable[Record], fields: Collection[str], problem
 
 
 def read_value(value: Any, record: Record) -> Any:
-    """The bytes that a value is, contains or names; a value of another type stays. Raises `InvalidRecord`."""
+    """The bytes of a value: the value itself, bytes inside it, or the content of the file that it names. Raises
+    `InvalidRecord`.
+    """
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):  # an image of the library `datasets`
         return value["bytes"]
     if not isinstance(value, str):

@@ -1,6 +1,6 @@
 """Recognise the format of a file by its first lines, if its name says little: tables, JSON, CoNLL, or proteins.
 
-An extension such as `.txt`, or one that is unknown, only says that a file is text; `.json` often has JSON Lines.
+An extension such as `.txt`, or an unknown extension, only says that a file is text. Files `.json` are often JSON Lines.
 """
 
 import re
@@ -19,10 +19,10 @@ SNIFFED_BYTES = 2**16
 BINARY = re.compile(rb"[\0-\x08\x0e-\x1a]")  # control characters that no text has
 JSON_LIST = re.compile(r'\s*\[\s*[\[{"\]]')
 MIN_ROWS = 2  # one line with a tab is not a table yet
-MIN_REGULAR = 0.9  # of the lines have as many columns as most; the others are titles or broken lines
+MIN_REGULAR = 0.9  # fraction of the lines with the usual number of columns; the others are titles or broken lines
 TAG = re.compile(r"[BIOESLU]|[BIESLU]-\S+|[A-Z]{2,5}\$?|[.,:;'`\"()#$-]{1,2}")
 """What the tags of words look like."""
-MAX_TAG_FRACTION = 0.2  # of the words of a text, otherwise, are different tags
+MAX_TAG_FRACTION = 0.2  # a column with more different values, as a fraction of its words, has no tags
 
 
 def sniff_format(path: Path, format: str, options: ReadOptions) -> tuple[str, str]:

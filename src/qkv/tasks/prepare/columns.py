@@ -91,7 +91,7 @@ def match_columns(kind: str, names: Iterable[str], data_name: str) -> dict[str, 
 
 
 def known_columns(field: RecordField, names: Sequence[str]) -> list[str]:
-    """The columns with a name that is known for a field, in upper or lower case; the most usual name first.
+    """The columns whose names are known for a field, in upper or lower case, the most usual name first.
 
     >>> known_columns(RecordField("label", ("topic", "class")), ["Class", "topic", "text"])
     ['topic', 'Class']
@@ -116,7 +116,7 @@ def find_modality(kind: str, records: Sequence[Record], columns: Mapping[str, st
 
 
 def drop_alternatives(kind: str, found: Mapping[str, str]) -> dict[str, str]:
-    """The fields without those that are not read beside others, such as a score beside a label."""
+    """Remove fields that are not read beside others, such as a score beside a label."""
     spec = OBJECTIVES[kind]
     dropped = {name for group in spec.alternatives for name in [name for name in group if name in found][1:]}
     for one in spec.fields:  # a single text has a label or a score, and a pair only a score

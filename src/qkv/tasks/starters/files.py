@@ -1,4 +1,4 @@
-"""What the user's files say about a recipe: their size, their columns, the length of their texts."""
+"""Inspect the user's files for a recipe: their size, their columns, the length of their texts."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -29,7 +29,7 @@ from qkv.train.recipe.schema import DataSection, ObjectiveSection, Recipe
 EXAMPLE_BYTES = 2e7  # the assumed size of the data if the user gives no file
 MAX_SCORES = 100_000  # records whose scores are read to find the largest one
 MAX_LABELS = 100_000  # records whose labels are read to find two classes
-SAMPLED_RECORDS = 2000  # records whose values tell what the columns are …
+SAMPLED_RECORDS = 2000  # records whose values decide the meaning of columns …
 MAX_RECORDS_READ = 20_000  # … sampled from this many, because files are often sorted by label
 TEXT_COMPRESSION = 3  # text is about this many times as large as its compressed file
 
@@ -103,7 +103,7 @@ def inspect_files(
 
 
 def matched_columns(kind: str, names: Sequence[str]) -> dict[str, str]:
-    """The columns as training finds them by their names alone; nothing if it finds none."""
+    """The columns that training finds by their names alone; {} if it finds none."""
     with suppress(UsageError):
         return match_columns(kind, names, "")
     return {}
@@ -147,7 +147,7 @@ def one_column_error(kind: str, data: DataFiles, records: Sequence[Record]) -> U
 
 
 def find_example(kind: str) -> str:
-    """What a file with records of an objective looks like."""
+    """A description of a file with records of an objective."""
     return next(task.example_data for task in TASKS.values() if task.objective == kind)
 
 

@@ -73,7 +73,7 @@ def starter_recipe(
     With `base_model`, the recipe fine-tunes this model. Otherwise it trains a new one, whose size depends on the data,
     the machine (this one by default) and the `minutes` of training. With the shape "exportable", it has a published
     architecture, which other libraries can load. `reading` has the format, columns and key that the user chose for all
-    files. `notes` gets what the user should know, such as the columns that are not read.
+    files. `notes` gets messages for the user, such as the columns that are not read.
 
     >>> print(starter_recipe("translate").splitlines()[0])
     # From one text to another: translation, spelling, anything with a source and a target.
