@@ -34,22 +34,22 @@ class Group(NamedTuple):
     shape: str
 
 
-class Drawing(NamedTuple):
+class ShapeDrawing(NamedTuple):
     """One or two groups; `relation` is empty for one."""
 
     groups: tuple[Group, ...]
     relation: str = ""
 
 
-def draw_drawing(draw: Draw) -> Drawing:
+def draw_drawing(draw: Draw) -> ShapeDrawing:
     """A random drawing. Groups side by side have three shapes together."""
     if not draw.below(4):
-        return Drawing((draw_group(draw, MAX_IN_A_ROW),))
+        return ShapeDrawing((draw_group(draw, MAX_IN_A_ROW),))
     relation = draw.choose(tuple(RELATIONS))
     if relation in ("above", "below"):
-        return Drawing((draw_group(draw, MAX_IN_A_ROW), draw_group(draw, MAX_IN_A_ROW)), relation)
+        return ShapeDrawing((draw_group(draw, MAX_IN_A_ROW), draw_group(draw, MAX_IN_A_ROW)), relation)
     first = draw_group(draw, MAX_IN_A_ROW - 1)
-    return Drawing((first, draw_group(draw, MAX_IN_A_ROW - first.number)), relation)
+    return ShapeDrawing((first, draw_group(draw, MAX_IN_A_ROW - first.number)), relation)
 
 
 def draw_group(draw: Draw, max_count: int) -> Group:
@@ -74,7 +74,7 @@ def write_group(group: Group, draw: Draw) -> str:
     return f"{number} {group.colour} {group.shape if group.number == 1 else plural(group.shape)}"
 
 
-def write_drawing(drawing: Drawing, draw: Draw) -> str:
+def write_drawing(drawing: ShapeDrawing, draw: Draw) -> str:
     """A caption of a drawing."""
     words = [write_group(group, draw) for group in drawing.groups]
     return f" {draw.choose(RELATIONS[drawing.relation])} ".join(words) if drawing.relation else words[0]
@@ -85,7 +85,7 @@ GROUP = re.compile(
 )
 
 
-def parse_drawing(text: str) -> Drawing | None:
+def parse_drawing(text: str) -> ShapeDrawing | None:
     """The drawing that a caption describes; None if it describes none.
 
     >>> parse_drawing("two red crosses over a blue circle").relation
@@ -98,13 +98,13 @@ def parse_drawing(text: str) -> Drawing | None:
     shapes = {name: one for one in SHAPES for name in (one, plural(one))}
     groups = tuple(Group(numbers[one[1]], one[2], shapes[one[3]]) for one in found)
     if len(groups) == 1:
-        return Drawing(groups)
+        return ShapeDrawing(groups)
     between = text[found[0].end() : found[1].start()].strip()
     relation = next((name for name, words in RELATIONS.items() if between in words), None)
-    return None if relation is None else Drawing(groups, relation)
+    return None if relation is None else ShapeDrawing(groups, relation)
 
 
-def place_groups(drawing: Drawing) -> list[tuple[Group, float, float]]:
+def place_groups(drawing: ShapeDrawing) -> list[tuple[Group, float, float]]:
     """Each shape of a drawing: its group, and the middle x, y of the shape."""
     first = drawing.groups[0]
     if not drawing.relation:
@@ -123,7 +123,7 @@ def place_row(groups: Sequence[Group], y: float) -> list[tuple[Group, float, flo
     return [(group, 0.5 + STEP * (i - (len(shapes) - 1) / 2), y) for i, group in enumerate(shapes)]
 
 
-def render_drawing(drawing: Drawing) -> bytes:
+def render_drawing(drawing: ShapeDrawing) -> bytes:
     """A picture as the bytes of a PNG file."""
     shapes = [Shape(one.shape, COLOURS[one.colour], x, y, RADIUS) for one, x, y in place_groups(drawing)]
     return write_png(draw_shapes(shapes, SIDE, WHITE))

@@ -16,7 +16,7 @@ from typing import Any
 
 from qkv.data.builtin.dataset import SPLITS, BuiltinDataset, assign_split, splitmix64
 from qkv.data.builtin.scene import COLOURS, GRID, SHAPES, SIZES, Draw, Scene, Thing, write_caption
-from qkv.data.builtin.scene_drawings import Drawing, draw_drawing, render_drawing, write_drawing
+from qkv.data.builtin.scene_drawings import ShapeDrawing, draw_drawing, render_drawing, write_drawing
 from qkv.data.builtin.scene_questions import ask, ask_about_two
 from qkv.images.shapes import Shape, draw_shapes, write_png
 
@@ -169,6 +169,6 @@ class SceneDrawings(Scenes):
 
     def make(self, split: str, draw: Draw) -> Mapping[str, Any]:
         while True:
-            drawing: Drawing = draw_drawing(draw)
+            drawing: ShapeDrawing = draw_drawing(draw)
             if assign_split(scene_key(drawing)) == split:
                 return {"caption": write_drawing(drawing, draw), "image": render_drawing(drawing)}

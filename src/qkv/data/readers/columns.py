@@ -75,16 +75,16 @@ def is_number(cell: str) -> bool:
 def is_data_row(first: list[str], others: Sequence[list[str]]) -> bool:
     """Whether the first row of a table is data and not the names of its columns, judged by the rows that follow.
 
-        It is data in any of five cases: half of its cells look like data, unless a cell is the name of a column of numbers;
-    a cell is a number above numbers; a cell occurs twice below it, as labels do; two of its cells are equal; or the
-    words of half of its cells occur below them, and no cell is a usual name.
+    If a cell is the name of a column of numbers, the row is not data. Otherwise it is data in any of five cases: half
+    of its cells look like data; a cell is a number above numbers; a cell occurs twice below it, as labels do; two of
+    its cells are equal; or the words of half of its cells occur below them, and no cell is a usual name.
 
-        >>> is_data_row(["A man plays.", "5.0"], [["A dog runs.", "1.2"]]), is_data_row(["How?", "Why?"], [["35", "So."]])
-        (True, False)
-        >>> is_data_row(["good film", "pos"], [["nice", "pos"], ["bad", "neg"], ["great", "pos"]])
-        True
-        >>> is_data_row(["a dog", "x"], [["a cat", "y"], ["the dog", "z"], ["a dog runs", "u"]])
-        True
+    >>> is_data_row(["A man plays.", "5.0"], [["A dog runs.", "1.2"]]), is_data_row(["How?", "Why?"], [["35", "So."]])
+    (True, False)
+    >>> is_data_row(["good film", "pos"], [["nice", "pos"], ["bad", "neg"], ["great", "pos"]])
+    True
+    >>> is_data_row(["a dog", "x"], [["a cat", "y"], ["the dog", "z"], ["a dog runs", "u"]])
+    True
     """
     below = others[0] if others else first
     if any(is_number(value) and not is_number(cell) for cell, value in zip(first, below, strict=False)):
