@@ -22,9 +22,9 @@ def load_sequence(text: str, problems: Problems, location: FileLocation) -> str:
         sequence = sequence.upper()
     if not sequence:
         raise InvalidRecord("the sequence has no residues", "empty sequence")
-    for position, residue in enumerate(sequence, start=1):
-        if residue not in RESIDUES:
-            raise InvalidRecord(*describe_wrong(residue, position))
+    if wrong := set(sequence) - RESIDUES:
+        first = next(residue for residue in sequence if residue in wrong)
+        raise InvalidRecord(*describe_wrong(first, sequence.index(first) + 1))
     if looks_like_dna(sequence):
         reason = f"{sequence[:20]}… has only the letters of nucleotides; translate it, and give the protein"
         raise InvalidRecord(reason, "DNA, not protein")

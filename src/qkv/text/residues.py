@@ -18,6 +18,7 @@ MIN_DNA = 15  # shorter sequences of these letters may be peptides
 KMER = 3  # residues of a word, where texts are compared by their words
 MIN_SEQUENCE = 8  # a shorter text of capitals may be a word
 MIN_STANDARD = 0.95  # the fraction of the 20 amino acids among the letters of a protein; of English words it is 0.88
+MAX_RESIDUE_TOKENS = 256  # of a vocabulary of residues; larger ones are not looked at
 MIN_LETTERS = 8  # different ones in all texts together; codes have fewer
 
 
@@ -76,6 +77,8 @@ def split_kmers(text: str) -> list[str]:
 
 def is_residue_vocabulary(tokens: Collection[str]) -> bool:
     """Whether a vocabulary has the amino acids, and nothing else but gaps and special tokens."""
+    if len(tokens) > MAX_RESIDUE_TOKENS:
+        return False
     letters = {token for token in tokens if not SPELLING.fullmatch(token)}
     return letters.issuperset(AMINO_ACIDS) and letters <= RESIDUES | set(GAPS) | {"*", ""}
 
