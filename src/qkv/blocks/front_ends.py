@@ -32,6 +32,11 @@ class FrontEndConfig(ABC):
     def __post_init__(self) -> None:
         check(self)
 
+    @property
+    def example_size(self) -> tuple[int, int] | None:
+        """The only size of its inputs; None if they have different sizes."""
+        return None
+
     @abstractmethod
     def length(self, size: tuple[int, int]) -> int:
         """Return the number of placeholders of an input of this size: (rows, columns) of patches, or (frames, 1)."""

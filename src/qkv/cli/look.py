@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -90,6 +90,8 @@ def look(
 
     with fast_imports():
         from qkv.api import load
+        from qkv.data.modalities import reads_images
+        from qkv.tasks.table import find_task
 
     loaded = load(model, device=device)
     if mask:
@@ -97,7 +99,9 @@ def look(
     else:
         is_pair = loaded.config.family == "encoder" and texts[0].count("\t") == 1
         first, _, second = texts[0].partition("\t")
-        text = (first, second) if is_pair else texts[0]
+        text: Any = (first, second) if is_pair else texts[0]
+        if reads_images(loaded.config):  # a path, or paths and a question
+            text = find_task(loaded.config).read_line(texts[0])
         one_target = target[0] if target else None
         result = loaded.look(text, one_target, **chosen, beam=beam, max_tokens=max_tokens, name=model)
     path = Path("look.html") if out is None and not json else out

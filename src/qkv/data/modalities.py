@@ -193,3 +193,8 @@ def describe_front_ends(config: Any) -> dict[str, dict[str, Any]]:
     own = {front_end.kind: asdict(front_end) for front_end in config.front_ends}
     payloads = ((name, row.payload) for name, row in MODALITIES.items()) if own else ()
     return {name: own[payload.kind] for name, payload in payloads if payload is not None and payload.kind in own}
+
+
+def reads_images(config: Any) -> bool:
+    """Whether a model with this config reads images."""
+    return "image" in describe_front_ends(config)

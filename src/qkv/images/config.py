@@ -20,6 +20,7 @@ class PatchesConfig(FrontEndConfig):
     """
 
     kind: ClassVar[str] = "patches"
+    max_value: ClassVar[float] = 255.0
     features: Annotated[int, Limits(0)] = 0  # follows from the other fields
     size: Annotated[int, Limits(1, 4096)] = 32  # the height and the width in pixels
     patch: Annotated[int, Limits(1, 256)] = 4
@@ -44,6 +45,11 @@ class PatchesConfig(FrontEndConfig):
             raise ValueError("std must not be 0, because pixels are divided by it")
         object.__setattr__(self, "features", 3 * self.patch**2)
         super().__post_init__()
+
+    @property
+    def example_size(self) -> tuple[int, int]:
+        """All images have this size in patches."""
+        return self.grid
 
     @property
     def grid(self) -> tuple[int, int]:

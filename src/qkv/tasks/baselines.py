@@ -141,10 +141,10 @@ def has_sklearn(scorer: "TaskScorer", records: Sequence[Record]) -> bool:
 
 def reads_texts(scorer: "TaskScorer", records: Sequence[Record]) -> bool:
     """Whether the records have texts, not images."""
-    return not reads_images(scorer, records)
+    return not has_images(scorer, records)
 
 
-def reads_images(scorer: "TaskScorer", records: Sequence[Record]) -> bool:
+def has_images(scorer: "TaskScorer", records: Sequence[Record]) -> bool:
     """Whether the records have images."""
     return any(isinstance(record.fields.get("image"), bytes) for record in records[:1])
 

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Annotated, Any
 
 from qkv.blocks.inputs import Prompt
-from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.records import Record
 from qkv.decode import GenerationOptions
 from qkv.models import Config
@@ -92,16 +91,12 @@ class ImageToText(RecordTask):
 
     def make_prompts(self, model: TextModel, values: Sequence[Any]) -> list[Prompt]:
         """The inputs of the encoder, which are laid out as in training: images, then the text."""
-        from qkv.tasks.run.payloads import find_format, join_parts, make_item
+        from qkv.tasks.run.payloads import make_prompt
 
-        format, template = find_format(model.config), SpecialTokenTemplate.for_source(model.tokenizer)
-        prompts = []
-        for number, (images, text) in enumerate(map(self.split_input, values), start=1):
-            items = [make_item(format, image, f"image {number}") for image in images]
-            ids = model.tokenizer.encode(text, add_special_tokens=False) if text else []
-            pad = model.tokenizer.special_tokens.pad or 0
-            prompts.append(join_parts([template.prefix, *items, ids, template.suffix], pad))
-        return prompts
+        return [
+            make_prompt(model.tokenizer, model.config, images, text, f"image {number}")
+            for number, (images, text) in enumerate(map(self.split_input, values), start=1)
+        ]
 
     def generate(self, model: TextModel, values: Sequence[Any], options: GenerationOptions) -> list[Any]:
         """The generated text of each input."""

@@ -131,7 +131,8 @@ def check_payload(subject: Subject) -> Finding:
         return skipped("the model has no front end")
     effects = {}
     for front_end in config.front_ends:
-        size = next((size for size in EXAMPLE_SIZES if front_end.length(size)), None)
+        sizes = EXAMPLE_SIZES if front_end.example_size is None else (front_end.example_size,)
+        size = next((size for size in sizes if front_end.length(size)), None)
         if size is None:
             return skipped(f"the front end {front_end.kind!r} takes no input of the sizes that were tried")
         generator, outputs = torch.Generator().manual_seed(0), []

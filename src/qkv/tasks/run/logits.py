@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.data.modalities import reads_images
 from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
@@ -48,7 +49,7 @@ def compute_logits(model: TextModel, texts: Sequence[TextOrPair]) -> tuple[np.nd
     Texts are laid out and truncated as in training.
     """
     num_outputs = model.config.head.outputs
-    if model.config.front_ends and texts:
+    if texts and reads_images(model.config):
         from qkv.tasks.run.payloads import compute_payload_logits
 
         return compute_payload_logits(model, texts), np.zeros(len(texts), np.int64)

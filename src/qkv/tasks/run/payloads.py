@@ -19,7 +19,9 @@ from qkv.errors import UsageError
 from qkv.models import Config
 from qkv.models.runtime import eval_mode
 from qkv.tasks.run.example_batches import at_least_float32, batches
+from qkv.tasks.table import find_task
 from qkv.tasks.text_model import TextModel
+from qkv.text import Tokenizer
 
 
 def find_format(config: Config, modality: str = "image") -> PayloadFormat:
@@ -41,14 +43,31 @@ def make_item(format: PayloadFormat, value: Any, where: str) -> PayloadItem:
     return PayloadItem(format.kind, torch.from_numpy(vectors), size, format.front_end.length(size))
 
 
+def make_prompt(
+    tokenizer: Tokenizer, config: Config, images: Sequence[Any], text: str = "", where: str = "the image"
+) -> Prompt:
+    """The input of a model of images, which is laid out as in training: the images, then the text."""
+    format = find_format(config)
+    is_source = config.family == "seq2seq"
+    template = (SpecialTokenTemplate.for_source if is_source else SpecialTokenTemplate.from_tokenizer)(tokenizer)
+    items = [make_item(format, image, where) for image in images]
+    ids = tokenizer.encode(text, add_special_tokens=False) if text else []
+    return join_parts([template.prefix, *items, ids, template.suffix], tokenizer.special_tokens.pad or 0)
+
+
+def encode_input(tokenizer: Tokenizer, config: Config, value: Any) -> Prompt:
+    """What a caller gives to the task of a model of images, such as a path, or an image and a question."""
+    task: Any = find_task(config)
+    images, text = task.split_input(value) if hasattr(task, "split_input") else ((value,), "")
+    return make_prompt(tokenizer, config, images, text)
+
+
 def compute_payload_logits(model: TextModel, values: Sequence[Any]) -> np.ndarray:
     """The logits (N, V) of a classifier for images, which are laid out as in training."""
-    format, template = find_format(model.config), SpecialTokenTemplate.from_tokenizer(model.tokenizer)
     logits = np.zeros((len(values), model.config.head.outputs), np.float32)
     with eval_mode(model.network):
         for chosen in batches([1] * len(values), model.batch_size, model.progress):
-            items = [make_item(format, values[i], f"image {i + 1}") for i in chosen]
-            prompts = [join_parts([template.prefix, item, template.suffix]) for item in items]
+            prompts = [make_prompt(model.tokenizer, model.config, (values[i],), where=f"image {i + 1}") for i in chosen]
             inputs = Inputs.from_sequences(prompts, always_document_ids=True, device=model.network.device)
             x, layout = model.network.hidden(inputs, tap=model.tap)
             logits[chosen] = at_least_float32(model.network.head(x, layout)).cpu().numpy()

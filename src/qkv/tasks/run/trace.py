@@ -7,6 +7,7 @@ import torch
 
 from qkv.blocks import Inputs
 from qkv.blocks.inputs import as_prompt
+from qkv.data.modalities import describe_front_ends
 from qkv.decode import GenerationOptions, generate
 from qkv.decode.runner import start_token
 from qkv.errors import UsageError
@@ -53,6 +54,10 @@ def encode_text(tokenizer: Tokenizer | None, config: Config, text: Text) -> tupl
         return as_prompt(text), None
     if isinstance(text, torch.Tensor):
         text = text.tolist()
+    if not isinstance(text, list) and "image" in describe_front_ends(config):
+        from qkv.tasks.run.payloads import encode_input
+
+        return encode_input(require_tokenizer(tokenizer), config, text), None
     is_pair = isinstance(text, tuple) and len(text) == 2 and all(isinstance(part, str) for part in text)
     if not isinstance(text, str) and not is_pair:
         if not isinstance(text, Sequence) or not all(isinstance(i, int) for i in text):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from qkv.data.modalities import parse_number
+from qkv.data.modalities import parse_number, reads_images
 from qkv.data.problems import InvalidRecord
 from qkv.data.records import Record
 from qkv.errors import UsageError, count_nouns, shorten
@@ -16,13 +16,13 @@ from qkv.tasks import metrics
 from qkv.tasks.baselines import (
     BASELINE_NAME,
     count_common_words,
+    has_images,
     has_pairs,
     has_sklearn,
     predict_linear,
     predict_most_frequent,
     predict_nearest,
     predict_nearest_image,
-    reads_images,
     reads_texts,
 )
 from qkv.tasks.evaluation import EvaluationOptions, select_usable
@@ -142,7 +142,7 @@ class LabelScorer(TaskScorer):
         "most frequent class": Baseline(predict_most_frequent, is_cheap=True),
         "nearest text (BM25)": Baseline(predict_nearest, applies=reads_texts),
         BASELINE_NAME: Baseline(predict_linear, applies=has_sklearn),
-        "nearest image (pixels)": Baseline(predict_nearest_image, applies=reads_images),
+        "nearest image (pixels)": Baseline(predict_nearest_image, applies=has_images),
     }
 
     def __init__(self, config: Config, records: Sequence[Record]) -> None:
@@ -377,7 +377,7 @@ class ClassifyTask(RecordTask):
 
     def check_model(self, config: Config, texts: Sequence[Any]) -> None:
         """Raise an error if a classifier that was trained on single texts reads a pair, or the other way round."""
-        if config.reads_pairs is None or config.front_ends:
+        if config.reads_pairs is None or reads_images(config):
             return
         for number, text in enumerate(texts):
             if isinstance(text, str) == config.reads_pairs:
@@ -405,15 +405,15 @@ class ClassifyTask(RecordTask):
             raise UsageError(
                 "this model predicts a score, not a class, so it has no top and no threshold; leave them out"
             )
-        has_images = bool(model.config.front_ends)
-        if options.too_long == "split" and not has_images:
+        is_image = reads_images(model.config)
+        if options.too_long == "split" and not is_image:
             logits = compute_mean_logits(model, texts)
         else:
             logits, lengths = compute_logits(model, texts)
             handle_long_texts(texts, lengths, model.config, options)
         predictions = []
         for number, (text, row) in enumerate(zip(texts, logits, strict=True), start=1):
-            is_empty = not has_images and not all(part.strip() for part in as_tuple(text))
+            is_empty = not is_image and not all(part.strip() for part in as_tuple(text))
             if is_empty and head.is_regression:
                 raise UsageError(f"text {number} is empty ({text!r}), so it has no score; leave it out")
             made = make_prediction(model.config, row, options.top, options.threshold)
@@ -426,7 +426,7 @@ class ClassifyTask(RecordTask):
         head = config.head
         check_second_texts(config, records)
         needed: dict[str, Any] = {"second": str} if config.reads_pairs else {}
-        needed |= {"image": bytes} if config.front_ends else {"text": str}
+        needed |= {"image": bytes} if reads_images(config) else {"text": str}
         needed["score" if head.is_regression else "label"] = (
             (int, float, str) if head.is_regression else (str, int, list) if head.multi_label else (str, int)
         )
