@@ -128,3 +128,14 @@ def test_workers_give_the_same_weights(tmp_path: Path) -> None:
         model = train(folder, steps=4, augment='["flip", "rand", "erase"]', workers=workers)
         weights.append(model.network.state_dict())
     assert all(torch.equal(one, weights[1][name]) for name, one in weights[0].items())
+
+
+def test_an_evaluation_leaves_out_pictures_that_cannot_be_decoded(
+    trained: tuple[Path, qkv.Model], tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path / "pictures", 3)
+    (folder / "red" / "bad.png").write_bytes(b"no picture")
+    found = trained[1].evaluate(str(folder))
+    assert found.num_records == 9
+    assert "1 of 10 records left out" in " ".join(found.notes)
+    assert "bad.png" in " ".join(found.notes)

@@ -103,3 +103,28 @@ def select_metrics(requested: Sequence[str], available: Sequence[str], default: 
         if name not in available:
             raise UsageError(f"metric = {name!r} is not a metric of this task; {suggest_name(name, available)}")
     return list(dict.fromkeys(requested or default))
+
+
+def select_decodable(records: Sequence[Record], notes: list[str]) -> list[Record]:
+    """The records whose images can be decoded. A note counts the others and names the first."""
+    problems = [find_bad_image(record) for record in records]
+    usable = [record for record, problem in zip(records, problems, strict=True) if not problem]
+    first = next(filter(None, problems), "")
+    if not usable and first:
+        raise UsageError(first)
+    if first:
+        notes.append(f"{len(records) - len(usable):,} of {len(records):,} records left out: {first}")
+    return usable
+
+
+def find_bad_image(record: Record) -> str:
+    """Why an image of a record cannot be decoded; "" if all can."""
+    from qkv.images.files import BadImage, open_image
+
+    for value in record.fields.values():
+        if isinstance(value, bytes):
+            try:
+                open_image(value)
+            except BadImage as bad:
+                return f"{record.location}: {bad.reason}"
+    return ""

@@ -156,8 +156,12 @@ def has_texts(record: Record, *names: str) -> bool:
 
 
 def has_input(record: Record) -> bool:
-    """Whether a record has a text, or the bytes of an image."""
-    return has_texts(record, "text") or isinstance(record.fields.get("image"), bytes)
+    """Whether a record has a text, or an image that can be decoded."""
+    if not isinstance(record.fields.get("image"), bytes):
+        return has_texts(record, "text")
+    from qkv.tasks.evaluation import find_bad_image
+
+    return not find_bad_image(record)
 
 
 def has_number(record: Record) -> bool:

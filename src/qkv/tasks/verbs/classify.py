@@ -25,7 +25,7 @@ from qkv.tasks.baselines import (
     predict_nearest_image,
     reads_texts,
 )
-from qkv.tasks.evaluation import EvaluationOptions, select_usable
+from qkv.tasks.evaluation import EvaluationOptions, select_decodable, select_usable
 from qkv.tasks.record_task import RecordTask
 from qkv.tasks.results import Result, Row, one_line, probability_rows
 from qkv.tasks.run.example_batches import TextOrPair, as_tuple
@@ -431,6 +431,8 @@ class ClassifyTask(RecordTask):
             (int, float, str) if head.is_regression else (str, int, list) if head.multi_label else (str, int)
         )
         usable = select_usable(records, notes, **needed)
+        if reads_images(config):
+            usable = select_decodable(usable, notes)
         if config.reads_pairs is False and any(isinstance(one.fields.get("second"), str) for one in usable):
             usable = [Record({**one.fields, "second": None}, one.location) for one in usable]
             notes.append("only the first text of each pair is read, because the model was trained on single texts")

@@ -16,7 +16,7 @@ from qkv.data.records import Record
 from qkv.decode import GenerationOptions, draw
 from qkv.errors import UsageError
 from qkv.models import Config
-from qkv.tasks.evaluation import EvaluationOptions, select_usable
+from qkv.tasks.evaluation import EvaluationOptions, find_bad_image, select_decodable, select_usable
 from qkv.tasks.metrics import mean_score
 from qkv.tasks.record_task import RecordTask
 from qkv.tasks.results import Result
@@ -106,7 +106,8 @@ class DrawingScorer(TaskScorer):
         self.codec: Any = None
 
     def is_usable(self, record: Record) -> bool:
-        return isinstance(record.fields.get("caption"), str) and isinstance(record.fields.get("image"), bytes)
+        has_both = isinstance(record.fields.get("caption"), str) and isinstance(record.fields.get("image"), bytes)
+        return has_both and not find_bad_image(record)
 
     def expected(self, record: Record) -> Any:
         from qkv.data.objectives.drawing import encode_picture
@@ -166,7 +167,7 @@ class DrawTask(RecordTask):
         return [DrawnImage.from_codes(model, text, one.ids) for text, one in zip(texts, results, strict=True)]
 
     def select(self, config: Config, records: Sequence[Record], options: Any, notes: list[str]) -> list[Record]:
-        return select_usable(records, notes, caption=str, image=bytes)
+        return select_decodable(select_usable(records, notes, caption=str, image=bytes), notes)
 
     def find_scorer(self, config: Config, records: Sequence[Record]) -> TaskScorer:
         return DrawingScorer(config)
