@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import qkv
-from qkv.errors import QkvError
+from qkv.errors import QkvError, UsageError
 from qkv.tasks.starters.recipe import starter_recipe
 from qkv.tasks.train import train
 from qkv.text.residues import AMINO_ACIDS
@@ -99,6 +99,8 @@ def test_classify(files, tmp_path):
     found = model.classify(["MKTAYIAKQRQIS", "mktayiakqrqis*"])
     assert found[0].label in ("amp", "other")
     assert found[0].probability == pytest.approx(found[1].probability)
+    with pytest.raises(UsageError, match="text 2 has only the letters of nucleotides"):
+        model.classify(["MKTAYIAKQR", "ATGGCCATTGTAATGGGCC"])
     assert 0 <= model.evaluate(str(files / "peptides.csv")).metrics["accuracy"] <= 1
 
 

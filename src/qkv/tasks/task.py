@@ -157,6 +157,7 @@ class Task(ABC):
         """Check the texts and the options, and decode: the one way from texts to results."""
         self.check_inputs(model.config, texts)
         self.check_model(model.config, texts)
+        check_proteins(model, texts)
         return self.decode(model, texts, self.make_options(values))
 
     def run_default(self, model: TextModel, texts: Sequence[Any], values: Mapping[str, Any]) -> Sequence[Result]:
@@ -208,3 +209,17 @@ class Task(ABC):
             wanted, advice = "one text or two texts", f"give {'two strings' if is_pair else 'a string, or two'}"
         shown = f"{shorten(repr(text), 60)} ({type(text).__name__})"
         return f"{shown}, but a model that {self.description} reads {wanted}; {advice}"
+
+
+def check_proteins(model: TextModel, texts: Sequence[Any]) -> None:
+    """Raise an error if a model of proteins would read DNA."""
+    if not model.tokenizer.reads_residues:
+        return
+    from qkv.text.residues import looks_like_dna
+
+    for number, text in enumerate(texts, start=1):
+        if isinstance(text, str) and looks_like_dna("".join(text.split())):
+            raise UsageError(
+                f"text {number} has only the letters of nucleotides ({shorten(text, 30)}), but this model reads "
+                "proteins; translate it first"
+            )
