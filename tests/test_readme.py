@@ -26,7 +26,7 @@ from qkv.data.builtin import find_dataset
 from qkv.decode import GenerationOptions
 from qkv.models.tables.presets import find_preset
 from qkv.search.evaluate import DEFAULT_METRICS
-from qkv.tasks.starters.sizes import SIZES
+from qkv.tasks.starters.sizes import DATA_SIZES, MIN_STEPS, MIN_TOKENS_PER_PARAMETER, SHAPES
 from qkv.tasks.table import TASKS as TASK_TABLE
 from qkv.train.recipe.schema import Recipe
 from qkv.train.recipe.toml import format_value
@@ -167,18 +167,15 @@ def test_examples_of_pages_for_users_run(page: str, tmp_path: Path) -> None:
 
 def test_the_sizes_of_a_new_model_are_documented() -> None:
     text = (ROOT / "docs/choosing.md").read_text(encoding="utf-8")
-    for size in SIZES:
-        limit = f"up to {size.max_bytes / 1e6:.0f} MB" if size.max_bytes < float("inf") else "more"
-        cells = (
-            limit,
-            f"{size.vocab_size:,}",
-            size.width,
-            size.layers,
-            size.dropout,
-            f"{size.batch_tokens:,}",
-            size.minutes,
-        )
-        assert f"| {' | '.join(map(str, cells))} |" in text
+    for data in DATA_SIZES:
+        limit = f"up to {data.max_bytes / 1e6:.0f} MB" if data.max_bytes < float("inf") else "more"
+        assert f"| {limit} | {data.vocab_size:,} | {data.dropout} | {data.minutes} |" in text
+    for shape in SHAPES:
+        numbers = f"{shape.width} | {shape.layers} | {shape.vocab_size:,} | {shape.batch_tokens:,}"
+        least = f" {shape.min_bytes / 1e6:g} MB" if shape.min_bytes else ""
+        assert f"| {numbers} |{least} |" in text
+    for number in (*MIN_TOKENS_PER_PARAMETER.values(), MIN_STEPS):
+        assert {2.0: "two", 1000: "1,000"}.get(number, str(number)) in text
 
 
 def shorten_training(text: str) -> str:
