@@ -86,7 +86,7 @@ class DataSize:
 
 
 @dataclass(frozen=True)
-class Shape:
+class StackShape:
     """Width and depth of a stack, and what suits them. With less data than `min_bytes`, it would memorise the data."""
 
     min_bytes: float
@@ -108,10 +108,10 @@ DATA_SIZES = (
     DataSize(float("inf"), 32_000, 0.1, 60, 0.01),
 )
 SHAPES = (
-    Shape(0, 128, 2, 2000, 2e-3, 4096),
-    Shape(4e5, 192, 3, 2000, 2e-3, 4096),
-    Shape(8e5, 256, 4, 8000, 2e-3, 16384),
-    Shape(2e8, 512, 6, 32_000, 6e-4, 65536),
+    StackShape(0, 128, 2, 2000, 2e-3, 4096),
+    StackShape(4e5, 192, 3, 2000, 2e-3, 4096),
+    StackShape(8e5, 256, 4, 8000, 2e-3, 16384),
+    StackShape(2e8, 512, 6, 32_000, 6e-4, 65536),
 )
 """From small to large; `bench/search_defaults.py` compared the first three."""
 

@@ -20,7 +20,7 @@ def predict_blindly(scorer: TaskScorer, training: Sequence[Record], records: Seq
     return [scorer.expected(training[int(index.scores(one.fields["question"]).argmax())]) for one in records]
 
 
-class AnswerScorer(ImageTextScorer):
+class ImageAnswerScorer(ImageTextScorer):
     """An answer for each question; only an equal one is right."""
 
     metrics: Mapping[str, Metric] = {"exact_match": ImageTextScorer.metrics["exact_match"]}
@@ -44,7 +44,7 @@ class AskTask(ImageToText):
     inputs, target = ("image", "question"), "answer"
     needs_all_inputs = True
     example_inputs = ("picture.png", "your question")
-    scorers = (AnswerScorer,)
+    scorers = (ImageAnswerScorer,)
     example_data = "a table with the columns image (paths of files), question and answer, and perhaps second_image"
     starter = Starter(
         "The answer to a question about an image, or about two.",
@@ -91,7 +91,7 @@ class AskTask(ImageToText):
         return select_decodable(select_usable(records, notes, image=bytes, question=str, answer=str), notes)
 
     def find_scorer(self, config: Config, records: Sequence[Record]) -> TaskScorer:
-        return AnswerScorer(self)
+        return ImageAnswerScorer(self)
 
 
 ASK = AskTask()

@@ -15,6 +15,7 @@ from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.decode import GenerationOptions
 from qkv.errors import QkvError
+from qkv.models import Config
 from qkv.tasks.evaluation import EvaluationOptions, Scored, select_metrics, select_usable
 from qkv.tasks.results import MAX_CELL_CHARS, Result, Row, one_line
 from qkv.tasks.run.example_batches import max_sequence_length
@@ -89,6 +90,10 @@ class CompleteTask(Task):
     preview_options: ClassVar[Mapping[str, Any]] = {"max_tokens": 16}
     Options, EvalOptions, results = CompleteOptions, LanguageEvaluation, (Completion,)
     starter = Starter("A language model: it continues a text.", "book.txt", 512, preset="gpt2")
+
+    def input_modality(self, config: Config) -> str:
+        """Text: a decoder continues a text, whatever else it reads."""
+        return "text"
 
     def decode(self, model: TextModel, texts: Sequence[str], options: CompleteOptions) -> list[Completion]:
         """The most likely continuations of each text: the rest of a word, and what follows.

@@ -26,7 +26,6 @@ from qkv.tasks.record_task import RecordTask
 from qkv.tasks.results import Result, Row, Span, one_line
 from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, max_sequence_length
 from qkv.tasks.run.logits import class_names
-from qkv.tasks.run.tag_order import most_probable_order
 from qkv.tasks.scorer import Baseline, Metric, Prediction, TaskScorer, set_f1
 from qkv.tasks.starters.starter import Starter
 from qkv.tasks.task import TaskOptions
@@ -191,6 +190,8 @@ def predict_tags(
     Long sentences are read in windows, as in training; `notes` count them. A word without tokens gets the tag O or, if
     the model has no O, the first class.
     """
+    from qkv.tasks.run.tag_order import most_probable_order
+
     classes, in_order = class_names(model.config), model.config.head.tags_in_order
     default = "O" if "O" in classes else classes[0]
     predictions = [[(default, 0.0) for _ in words] for words in sentences]

@@ -22,7 +22,6 @@ from qkv.tasks.run.generate import (
     make_generation_options,
     prompt_ids,
 )
-from qkv.tasks.run.translation.align import align_words
 from qkv.tasks.run.translation.options import SummariseOptions, TextToTextOptions, TranslateOptions
 from qkv.tasks.run.translation.processors import Part, TextProcessor, find_processor
 from qkv.tasks.text_model import TextModel
@@ -85,6 +84,8 @@ def finish_part(model: TextModel, processor: TextProcessor, part: Part, prompt: 
 
     @cache
     def find_links(target: str, ids: tuple[int, ...]) -> list[WordLink]:
+        from qkv.tasks.run.translation.align import align_words
+
         return align_words(model, part.source, target, ids, prompt) if part.has_letters else []
 
     assert part.result is not None
