@@ -234,6 +234,8 @@ def check_completion(generation: dict[str, Any], options: dict[str, Any]) -> Non
 
 def choose_task(config: Config, options: dict[str, Any]) -> Task:
     """The model's task that has the given options; an error for an option of another task."""
+    if not options:
+        return find_task(config)  # without importing the modules of other tasks
     own = supported_tasks(config) or [find_task(config)]
     for task in own:
         if set(options) <= {one.key for one in find_fields(task.Options)}:
