@@ -97,3 +97,12 @@ def test_a_batch_moves_with_its_payloads_and_source() -> None:
     moved = inputs.to("meta")
     assert moved.source is not None
     assert {t.device.type for t in (moved.ids, moved.source.ids, *moved.payloads["a"])} == {"meta"}
+
+
+def test_a_batch_has_positions_if_one_of_its_prompts_has() -> None:
+    moved = Prompt(Inputs(torch.tensor([[5, 6, 7]]), positions=torch.tensor([[0, 0, 1]])))
+    plain = Prompt(Inputs(torch.tensor([[8]])))
+    positions = Inputs.from_sequences([moved, plain, [4, 4]]).positions
+    assert positions is not None
+    assert positions.tolist() == [[0, 0, 1], [0, 0, 0], [0, 1, 0]]
+    assert Inputs.from_sequences([plain, [4, 4]]).positions is None

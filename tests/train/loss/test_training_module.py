@@ -319,3 +319,13 @@ def cut_to_shortest(batch: Batch) -> Batch:
     assert source is not None
     shortest = int((source.document_ids > 0).sum(1).min())
     return replace(batch, source_unpadded=True, inputs=replace(batch.inputs, source=source.columns(0, shortest)))
+
+
+@pytest.mark.parametrize(
+    ("positions", "outputs", "device", "chunks"),
+    [(2048, 32_000, "cuda", 1), (2048, 5_000, "cpu", 8), (2048, 50_000, "cpu", 8), (10, 50_000, "cpu", 1)],
+)
+def test_the_loss_of_a_cpu_is_computed_in_chunks_that_are_not_tiny(
+    positions: int, outputs: int, device: str, chunks: int
+) -> None:
+    assert module.count_chunks(positions, outputs, device) == chunks
