@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help quickstart test lint format types bench lab coverage clean
+.PHONY: help quickstart test mutants lint format types bench lab coverage clean
 
 help:            ## list the targets
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ —/'
@@ -37,6 +37,9 @@ test: $(VENV)/.browser         ## run all tests
 coverage: $(VENV)/.browser     ## run all tests and report line coverage
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term-missing:skip-covered
 
+mutants: $(VENV)/.dev          ## plant 200 small faults in a copy of the core, and list those that no test finds
+	$(BIN)/python bench/mutants.py --sample 200
+
 lint: $(VENV)/.dev             ## check the style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -58,7 +61,7 @@ bench: $(VENV)/.dev            ## run the benchmarks; bench/RESULTS.md has the l
 	OMP_NUM_THREADS=2 $(BIN)/python bench/decode_cpu.py
 	@echo 'on a GPU: bench/kernels.py, bench/train.py, bench/checkpoint.py, bench/decode.py'
 
-lab: $(VENV)/.core             ## run all claims of the lab (about an hour on two cores) and write docs/lab
+lab: $(VENV)/.core             ## run all claims of the lab (hours on two cores) and write docs/lab
 	$(BIN)/qkv lab --all --again --out docs/lab/results
 	$(BIN)/qkv lab --book docs/lab
 
