@@ -32,8 +32,8 @@ def write_sheet(path: Path, examples: Sequence[dict[str, Any]]) -> None:
         for place, image in enumerate(images):
             picture = open_image(image)
             scale = SIDE / max(picture.size)
-            size = tuple(max(1, round(scale * one)) for one in picture.size)
-            sheet.paste(picture.resize(size, pillow.Resampling.NEAREST), (x + place * SIDE, y))
+            width, height = (max(1, round(scale * one)) for one in picture.size)
+            sheet.paste(picture.resize((width, height), pillow.Resampling.NEAREST), (x + place * SIDE, y))
         texts = [f"{name}: {value}" for name, value in example.items() if isinstance(value, str)]
         lines = [line for text in texts for line in wrap(text, 2 * SIDE // 6)][:MAX_LINES]
         for place, line in enumerate(lines):

@@ -51,3 +51,11 @@ def test_a_file_that_is_not_utf8_is_read_and_the_note_says_as_what(tmp_path):
 )
 def test_what_cannot_be_told_stays_utf8(data):
     assert recognise_encoding(data) == ""
+
+
+def test_a_large_file_takes_little_time():
+    """A megabyte of lines, which would take an hour if the time were quadratic in the length."""
+    line = "Señor, mañana será otro día; el niño juega en el jardín\n"
+    assert recognise_encoding((line * 20_000).encode("latin-1")) == "cp1252"
+    assert recognise_encoding((line * 20_000).replace("\n", " ").encode("latin-1")) == "cp1252"
+    assert recognise_encoding(b"a" * 2**20 + b"\n" + line.encode("latin-1")) == "cp1252"

@@ -9,12 +9,12 @@ import re
 from itertools import islice
 
 MIN_CHARACTERS = 3  # with fewer characters that are not ASCII, nothing is decided
+MAX_BYTES = 2**18  # of these lines
 MAX_LINES = 2000  # lines with such characters that are examined
 MIN_SHARE = 0.7  # the fraction of the characters that are not ASCII that must become usual characters
 UTF8_CHARACTER = re.compile(rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
 BINARY = re.compile(rb"[\0-\x08\x0e-\x1a]")  # control characters that no text has
 HIGH_BYTES = re.compile(rb"[\x80-\xff]+")
-HIGH_LINE = re.compile(rb"[^\n]*[\x80-\xff][^\n]*")
 
 KANA, HANGUL = "\u3040-\u30ff", "\uac00-\ud7a3"
 HAN = "\u4e00-\u9fff\u3000-\u3003\u3008-\u3011\uff01-\uff5e"
@@ -36,9 +36,8 @@ COMMON_FIRST_BYTES = {"gb18030": range(0xB0, 0xD8), "big5": range(0xA4, 0xC7)}
 """The first bytes of the frequent characters; those of other encodings are spread evenly."""
 EVEN = ("euc_jp", "euc_kr", "gb18030")
 """Encodings whose usual characters are two bytes that are not ASCII."""
-CENTRAL_EUROPEAN = re.compile(r"(?=.*ø).*[ìè]|[a-z][³¹±¶¾]|[³¹±¶¾][a-z]", re.DOTALL)
-TURKISH = re.compile(r"(?=.*[ðþ]).*ç|(?=.*ç).*[ðþ]", re.DOTALL)
-"""What texts in other languages with accents look like in Western European letters, and no others do."""
+BESIDE_LETTERS = re.compile(r"[a-z][³¹±¶¾]|[³¹±¶¾][a-z]")
+"""What Central European letters look like among Western European ones: signs inside of words."""
 
 
 def recognise_encoding(start: bytes) -> str:
@@ -51,8 +50,9 @@ def recognise_encoding(start: bytes) -> str:
     """
     if start.isascii() or BINARY.search(start):
         return ""
-    whole = start.rpartition(b"\n")[0] or start  # the last line may be cut inside a character
-    text = b"\n".join(match[0] for match in islice(HIGH_LINE.finditer(whole), MAX_LINES))
+    whole = start.rpartition(b"\n")[0] or start
+    text = b"\n".join(islice((line for line in whole.split(b"\n") if not line.isascii()), MAX_LINES))
+    text = text[:MAX_BYTES].rpartition(b"\n")[0] or text  # the last line may be cut inside a character
     runs = HIGH_BYTES.findall(text)
     num_high = sum(map(len, runs))
     if num_high < MIN_CHARACTERS or (UTF8_CHARACTER.search(text) and not _is_chance(text, num_high)):
@@ -71,9 +71,9 @@ def _has_accents(runs: list[bytes]) -> bool:
 def _find_accents(text: bytes, found: str) -> str:
     """The encoding of a language with accents. `found` is the answer if the language is Western European."""
     western = text.decode("latin-1")
-    if TURKISH.search(western):
+    if "ç" in western and ("ð" in western or "þ" in western):  # no Western European language has both
         return "cp1254"
-    if CENTRAL_EUROPEAN.search(western):
+    if ("ø" in western and ("ì" in western or "è" in western)) or BESIDE_LETTERS.search(western):
         return "cp1250" if re.search(r"[\x8a-\x9f]", western) else "iso8859-2"
     return found
 
