@@ -25,6 +25,7 @@ import qkv
 from qkv.data.records import FileLocation, Record
 from qkv.tasks.evaluate import evaluate
 from qkv.tasks.starters.recipe import starter_recipe
+from qkv.tasks.table import TASKS
 from qkv.tasks.train import open_recipe, train
 from qkv.train.run.folder import RunFolder
 from rows.frame import hold_out, read_lines, read_text, write_jsonl
@@ -112,7 +113,8 @@ def run(name: str, seed: int, asked: argparse.Namespace) -> dict[str, Any]:
     log = RunFolder(folder / "run").log_records()
     evaluations = [one for one in log if one["kind"] == "eval"]
     notes = [one["text"] for one in log if one["kind"] == "note" and "head was fitted" in one["text"]]
-    found = score(folder / "run", held_out[: asked.limit or None])
+    last = max((folder / "run/checkpoints").glob("step-*"))
+    found, found_last = (score(place, held_out[: asked.limit or None]) for place in (folder / "run", last))
     main = next(iter(found))
     shown = ["accuracy" if "accuracy" in evaluations[0] else main, "loss"]
     curve = [
@@ -131,28 +133,41 @@ def run(name: str, seed: int, asked: argparse.Namespace) -> dict[str, Any]:
         "fit": notes,
         "curve": curve,
         "held_out": found,
+        "held_out_last": found_last,
     }
 
 
 def score(folder: Path, records: list[Any]) -> dict[str, float]:
     """The scores of a trained model."""
     model = qkv.load(folder)
-    listed = [
-        Record(one if "answers" not in one else flat_answers(one), FileLocation("test", n))
-        for n, one in enumerate(records, 1)
-    ]
-    found = (
-        evaluate(model.network, model.tokenizer, model.config, listed, max_samples=0, check_classes=False)
-        if "label" in records[0]
-        else evaluate(model.network, model.tokenizer, model.config, listed, max_samples=0)
-    )
+    options = {"check_classes": False} if "label" in records[0] else {}
+    found = evaluate(model.network, model.tokenizer, model.config, as_records(records), max_samples=0, **options)
     return {name: round(value, 4) for name, value in found.metrics.items()}
+
+
+def as_records(values: list[Any]) -> list[Record]:
+    """Values as records with the fields of their task."""
+    flat = [one if "answers" not in one else flat_answers(one) for one in values]
+    return [Record(one, FileLocation("test", number)) for number, one in enumerate(flat, 1)]
 
 
 def flat_answers(one: dict[str, Any]) -> dict[str, Any]:
     """The fields of a question, as they are read from a file."""
     answers = one["answers"]
     return {**one, "answers": answers["text"], "starts": answers["answer_start"]}
+
+
+def task_baselines(name: str, asked: argparse.Namespace) -> dict[str, Any]:
+    """The baselines of the task itself, such as the sentence that is nearest to a question."""
+    training, held_out = DATASETS[name][1](asked.data)
+    records, tests = as_records(training), as_records(held_out[: asked.limit or None])
+    scorer = TASKS[DATASETS[name][0]].make_scorer(qkv.load(asked.start).config, tests)
+    expected = [scorer.expected(one) for one in tests]
+    found = {
+        key: round(scorer.metrics[scorer.metric](baseline.predict(scorer, records, tests), expected), 4)
+        for key, baseline in scorer.baselines.items()
+    }
+    return {"name": name, "metric": scorer.metric, "held_out": len(tests), **found}
 
 
 def baselines(name: str, asked: argparse.Namespace) -> dict[str, Any]:
@@ -195,7 +210,8 @@ def main() -> None:
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     for name in asked.names or DATASETS:
-        results = [baselines(name, asked)] if asked.baselines else (run(name, seed, asked) for seed in asked.seeds)
+        compare = baselines if DATASETS[name][0] == "classify" else task_baselines
+        results = [compare(name, asked)] if asked.baselines else (run(name, seed, asked) for seed in asked.seeds)
         for result in results:
             print(json.dumps(result), flush=True)
             with (asked.out / "fine_tune.jsonl").open("a") as lines:

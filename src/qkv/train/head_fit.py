@@ -31,7 +31,7 @@ from qkv.train.loss.training_module import BatchPass, TrainingModule, cross_entr
 from qkv.train.recipe.schema import TrainSection
 from qkv.train.setup import Job, TrainingRun
 
-WEIGHT_DECAYS = (1.0, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4)
+WEIGHT_DECAYS = (1.0, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
 """The loss is the mean of a label plus half the squared norm of the output matrix, times one of these numbers."""
 DEFAULT_DECAY = 0.01
 """The weight decay if there is no validation data."""
@@ -40,8 +40,9 @@ MAX_ITERATIONS, MIN_IMPROVEMENT = 50, 1e-5
 BATCH_TOKENS = 4096
 """Tokens of a batch whose features are computed, but at least one sequence."""
 MAX_FEATURE_BYTES = 2**29
-MAX_BUDGET_FRACTION, VALIDATION_FRACTION = 0.25, 0.2
-"""Features may take this fraction of `train.minutes`, and those of the validation data this fraction of that time."""
+MAX_BUDGET_FRACTION, VALIDATION_FRACTION, MAX_FIT_FRACTION = 0.5, 0.2, 0.75
+"""Features may take this fraction of a budget in time, and those of the validation data this fraction of that. If they
+take more, an epoch of fine-tuning would not fit into the budget. After the last fraction, no other decay is tried."""
 
 
 def fit_head_first(job: Job, run: TrainingRun) -> None:
@@ -250,7 +251,7 @@ def choose_decay(
         if not (math.isfinite(loss) and (best is None or loss < best[1])):
             break
         best, kept = (decay, loss), [one.detach().clone() for one in output.parameters]
-        if clock.fraction() > 2 * MAX_BUDGET_FRACTION:
+        if clock.fraction() > MAX_FIT_FRACTION:
             break
     with torch.no_grad():
         for parameter, value in zip(output.parameters, kept, strict=False):

@@ -112,7 +112,9 @@ class AnswerScorer(TaskScorer):
 
     modality, metric, input_fields = "text", "f1", ("question", "context")
     metrics: Mapping[str, Metric] = ANSWER_METRICS | UNANSWERABLE_METRICS
-    baselines: Mapping[str, Baseline] = {"sentence nearest to the question": Baseline(predict_nearest_sentence)}
+    baselines: Mapping[str, Baseline] = {
+        "sentence nearest to the question": Baseline(predict_nearest_sentence, is_cheap=True)
+    }
 
     def __init__(self, records: Sequence[Record]) -> None:
         given = [answers for record in records if isinstance(answers := record.fields.get("answers"), list)]
