@@ -42,9 +42,10 @@ def bench(
     """Measure the throughput of a model (prefill, decoding, the engine, beam search) against the hardware's limits.
 
     The limits are memory bandwidth and matrix-multiply FLOP/s, measured in the model's dtype. They give a minimum time
-    for a step, which must read all weights and the cache once. The table shows the fraction of the limit for each batch
-    size. The batch size grows until the time is spent. On a CPU, a second table compares weights in float32, bfloat16,
-    int8 and int4 for one sequence, unless --dtype, --int8 or --int4 chooses one of them.
+    for a step, which must read all weights and the cache once. For each batch size, the table shows the measured
+    throughput as a fraction of the limit. The batch size grows until the time is spent. On a CPU, a second table
+    compares weights in float32, bfloat16, int8 and int4 for one sequence, unless --dtype, --int8 or --int4 chooses one
+    of them.
 
     Examples:
         qkv bench gpt2

@@ -124,7 +124,7 @@ def test_a_head_that_pools_has_one_output() -> None:
 
 
 def test_a_trace_that_is_too_large_is_refused_before_it_is_complete() -> None:
-    with pytest.raises(UsageError, match=r"larger than max_bytes = 1,000 at decoder\.0\.resid_mid"):
+    with pytest.raises(UsageError, match=r"when decoder\.0\.resid_mid was recorded, .* larger than max_bytes = 1,000"):
         trace(make_network("decoder"), IDS, sites="*resid*", max_bytes=1000)
 
 

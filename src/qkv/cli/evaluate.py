@@ -86,8 +86,8 @@ def evaluate(
         A model folder, a hub id, or a bundled model (see qkv models), with a tokenizer; or a search index, which is
         evaluated with relevance judgements.
     data
-        Files, globs or folders; field=file for each of several line-aligned files; or a built-in dataset. The folders
-        of more models, or of a second index, may come first.
+        Files, globs or folders; field=file for each of several line-aligned files; or a built-in dataset. Before
+        the data, you can name the folders of more models, or of a second index.
     valid
         Evaluation file, in place of DATA. Repeat the option for several files.
     test

@@ -33,10 +33,10 @@ def look(
 ) -> None:
     """Show what happens inside a model on one text: a heat map in the terminal, and everything else in a web page.
 
-    The page shows tokens, embeddings, all attention heads with their numbers step by step, predictions after each
-    layer, neurons, the tree of a beam search, and the alignment of an encoder-decoder. It is one file that needs no
-    network. With --mask, the page shows only the attention mask, and why each masked cell is masked; several texts are
-    packed into one sequence. --json writes a page only if --out names one.
+    The page shows tokens, embeddings, all attention heads with each step of their computation in numbers, predictions
+    after each layer, neurons, the tree of a beam search, and the alignment of an encoder-decoder. It is one file that
+    needs no network. With --mask, the page shows only the attention mask, and why each masked cell is masked; several
+    texts are packed into one sequence. --json writes a page only if --out names one.
 
     Examples:
         qkv look runs/dates "Dienstag, 4. Mai 2021"

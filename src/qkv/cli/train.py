@@ -204,7 +204,7 @@ def init(
 ) -> None:
     """Write a recipe for your own files, with a comment on each setting.
 
-    Sizes depend on your data, this machine and the training time.
+    The sizes in the recipe depend on your data, this machine and the training time.
 
     Examples:
         qkv init translate source=train.en target=train.de

@@ -135,7 +135,7 @@ class RecordingTap(EditTap):
         self.num_bytes += value.numel() * value.element_size()
         if self.num_bytes > self.max_bytes:
             raise UsageError(
-                f"the trace is larger than max_bytes = {self.max_bytes:,} at {name}; request fewer sites or heads, "
+                f"when {name} was recorded, the trace became larger than max_bytes = {self.max_bytes:,}; request fewer sites or heads, "
                 "shorten the text, or raise max_bytes"
             )
         value = value.detach()

@@ -213,7 +213,7 @@ def test_wrong_calls_are_explained(dates):
         dates.example("train", -1)
     with pytest.raises(UsageError, match="no language 'eng'; did you mean 'en'"):
         Dates(["eng"])
-    with pytest.raises(UsageError, match="needs at least one; name one"):
+    with pytest.raises(UsageError, match="needs at least one; choose one"):
         Dates([])
 
 

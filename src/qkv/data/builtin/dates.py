@@ -42,7 +42,8 @@ class Dates(BuiltinDataset):
         self.languages = tuple(LOCALES if languages is None else languages)
         if not self.languages:
             raise UsageError(
-                "`languages` is empty, but dates needs at least one; name one, or leave out `languages` for all"
+                "`languages` is empty, but the dataset dates needs at least one; choose one, or leave out "
+                "`languages` for all of them"
             )
         for language in self.languages:
             if language not in LOCALES:

@@ -127,7 +127,7 @@ def building_folder(folder: Path) -> Iterator[Path]:
             shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
         raise QkvError(
-            f"the token cache {folder} could not be written: {describe_os_error(error)}; free or choose another disk"
+            f"the token cache {folder} could not be written: {describe_os_error(error)}; free space on this disk, or choose another"
         ) from error
 
 

@@ -145,7 +145,11 @@ class EncodeClass(EncodeTexts):
     def find_class(self, name: str) -> int:
         """The id of a class; raises `InvalidRecord` for an unknown one."""
         if name == self.out_of_scope:
-            raise InvalidRecord(f"the {self.label} is {name!r}: not trained on", "out of scope", is_expected=True)
+            raise InvalidRecord(
+                f"the {self.label} is {name!r}, and no model is trained on such records",
+                "out of scope",
+                is_expected=True,
+            )
         if name not in self.class_ids:
             hint = suggest_name(name, self.classes[:50])
             raise InvalidRecord(f"the {self.label} {name!r} is not one of the classes; {hint}", "unknown class")

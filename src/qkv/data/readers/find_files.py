@@ -133,7 +133,7 @@ def _sniff(path: Path, format: str, options: ReadOptions, problems: Problems) ->
 def _guess(file: Path, options: ReadOptions, problems: Problems) -> str:
     """The format of a file whose extension is unknown, by its content; an archive or a binary file is an error."""
     if UNREAD_ARCHIVES & set(file.suffixes):
-        raise UsageError(f"{file} is an archive that qkv cannot read; unpack it, and name its files")
+        raise UsageError(f"{file} is an archive that qkv cannot read; unpack it, and pass the paths of its files")
     found = guess_format(file, options)
     if not found:
         raise UsageError(f"{file} has no known extension; {_format_hint()}. It looks like a binary file")

@@ -56,7 +56,7 @@ class Runs:
         """The study of a run: the variant of each run by its id, the table, and what it shows."""
         folder = self._find_run(run).parent
         if not is_study(folder):
-            raise UsageError(f"the run {run[:80]!r} does not belong to a study; choose a run of one")
+            raise UsageError(f"the run {run[:80]!r} does not belong to a study; choose a run that belongs to one")
         study = open_study(folder, imports_plugins=False)
         variants = {cell.name: cell.variant for cell in study.cells()}
         result = read_study(study)

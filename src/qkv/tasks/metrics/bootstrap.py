@@ -36,7 +36,7 @@ class Score(float):
         return score
 
     def __reduce__(self) -> Any:
-        """A copy, and a score in another process, is a plain float."""
+        """A copy of a score is a plain float, and so is a score that was sent to another process."""
         return float, (float(self),)
 
 

@@ -342,7 +342,8 @@ def _find_reads_sentences(sources: Sequence[DataSource]) -> bool | None:
     for source in sources:
         max_read = MAX_PAIRS  # a built-in dataset has the same kind of pairs everywhere
         if isinstance(source, FileSource):
-            source, max_read = replace(source, split=None), MAX_PAIRS_READ  # a split may read all of the files
+            # without the split: to read one part of a split may take reading all of the files
+            source, max_read = replace(source, split=None), MAX_PAIRS_READ
         records = sample_records(source.records(Problems(max_invalid_fraction=1)), MAX_PAIRS, max_read)
         pairs = [(record.fields.get("source"), record.fields.get("target")) for record in records]
         found.add(find_reads_sentences([(a, b) for a, b in pairs if isinstance(a, str) and isinstance(b, str)]))

@@ -23,7 +23,7 @@ EARLY = 0.8  # a minimum of the validation loss before this fraction of the run 
 LATE_GAIN = 0.05  # if the validation loss falls by this fraction in the last quarter, a longer run is worth it
 MAX_GAP = 0.7  # a training loss below this fraction of the validation loss: a longer run would overfit
 MIN_FALL = 0.1  # a loss that falls by less than this fraction in a whole run has hardly fallen
-DIVERGED = 0.5  # the loss of a diverged run regained more than this fraction of its fall
+DIVERGED = 0.5  # in a diverged run, the loss rose again by more than this fraction of its earlier fall
 
 
 @dataclass(frozen=True)

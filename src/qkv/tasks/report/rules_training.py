@@ -164,7 +164,7 @@ def describe_late_gain(run: RunDiagnostics) -> str:
 def describe_short_run(run: RunDiagnostics) -> str:
     """A sentence for a run that was too short. Its loss may be flat at its end, where learning rates are low."""
     if is_language_model_at_baseline(run.score):
-        return ""  # `advise_baseline` considers the learning rate, too
+        return ""  # left to `advise_baseline`, which also considers the learning rate
     if run.curve_verdict.steps < MIN_STEPS and (run.is_first_epoch or run.training_gap < GAP_POINTS):
         return f"The run took only {count_nouns(run.curve_verdict.steps, 'step')}."
     if run.is_first_epoch:

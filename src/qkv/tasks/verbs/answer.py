@@ -37,7 +37,8 @@ from qkv.values import HIDDEN, Limits
 MAX_ANSWER_TOKENS = 30
 MAX_QUESTION_TOKENS = 64  # or a quarter of the model's positions, if that is less
 WINDOW_OVERLAP_TOKENS = 128  # or a quarter of the model's positions, if that is less
-MAX_OVERLAPPING = 64  # spans of a window that are compared for each answer; most of them overlap a better span
+MAX_OVERLAPPING = 64
+"""Spans of a window that are compared, at most, for each answer that is requested; most overlap a better one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -227,7 +227,7 @@ def predict_tags(
 
 
 def mark_first_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> dict[str, Any]:
-    """Encode words joined by spaces: the ids, and as "tags" the word's number at the first token of each word.
+    """Encode words joined by spaces, as "ids"; "tags" has the number of each word at its first token.
 
     The other tokens have `IGNORE_INDEX`. In training, the first token has the word's tag (`EncodeTags`). A tokenizer
     that hashes words adds their features.
