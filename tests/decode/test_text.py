@@ -281,7 +281,7 @@ def test_a_template_that_adds_the_unknown_token_makes_no_text_unknown() -> None:
         "char", iter(["abcdef"]), vocab_size=20, special_tokens=["pad", "eos", "unk"], template="eos"
     )
     tokenizer.special_tokens = replace(tokenizer.special_tokens, unk=tokenizer.special_tokens.eos)
-    loaded = SimpleNamespace(tokenizer=tokenizer, config=SimpleNamespace(family="decoder"))
+    loaded = SimpleNamespace(tokenizer=tokenizer, config=SimpleNamespace(family="decoder", front_ends=()))
     notes = RunNotes(loaded, 5)
     notes.add(["abc"], [])
     assert notes.messages() == []
