@@ -17,7 +17,6 @@ from qkv.text import Tokenizer, training_text
 from qkv.text.kinds import TOKENIZER_KINDS
 from qkv.text.training_text import MAX_WORD_CHARS, split_long_words
 
-
 OF_TEXTS = [kind for kind, row in TOKENIZER_KINDS.items() if row.reads_texts]
 """The kinds whose tokens are learned from texts, or are parts of them."""
 

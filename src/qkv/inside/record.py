@@ -135,8 +135,8 @@ class RecordingTap(EditTap):
         self.num_bytes += value.numel() * value.element_size()
         if self.num_bytes > self.max_bytes:
             raise UsageError(
-                f"when {name} was recorded, the trace became larger than max_bytes = {self.max_bytes:,}; request fewer sites or heads, "
-                "shorten the text, or raise max_bytes"
+                f"when {name} was recorded, the trace became larger than max_bytes = {self.max_bytes:,}; request "
+                "fewer sites or heads, shorten the text, or raise max_bytes"
             )
         value = value.detach()
         self.values[name] = value.clone() if value.device.type == "cpu" else value.cpu()

@@ -42,7 +42,8 @@ class Substitutions:
         is_known = new in self.amino_acids and number.isdecimal() and 1 <= int(number) <= len(self.sequence)
         if not is_known or self.sequence[int(number) - 1] != old:
             raise UsageError(
-                f"{mutation!r} is not a mutation of this protein; write one like K42R: the residue, its number counted from 1, and the new residue"
+                f"{mutation!r} is not a mutation of this protein; write one like K42R: the residue, "
+                "its number counted from 1, and the new residue"
             )
         return float(self.scores[int(number) - 1, self.amino_acids.index(new)])
 

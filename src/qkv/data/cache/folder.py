@@ -127,8 +127,8 @@ def building_folder(folder: Path) -> Iterator[Path]:
             shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
         raise QkvError(
-            f"the token cache {folder} could not be written: {describe_os_error(error)}; free space on the disk, or choose "
-            "another disk"
+            f"the token cache {folder} could not be written: {describe_os_error(error)}; free space on the "
+            "disk, or choose another disk"
         ) from error
 
 

@@ -7,8 +7,9 @@ training texts are that similar to an evaluation text, it is a near-duplicate on
 `MIN_TEMPLATE_SIMILARITY`, or if no other evaluation record has its target. If the sets of word pairs of
 two texts have a Jaccard similarity of at least t, and the evaluation text has n word pairs, then any ⌊(1 − t) n⌋ + 1 of
 these n pairs include one that the other text also has. So it is enough to index its rarest pairs ("prefix filtering",
-Chaudhuri, Ganti and Kaushik 2006). The search is exact, except that very frequent pairs are not indexed. The training data is read once, record by record, for a limited time;
-only the index of the evaluation data and the hashes of labelled texts are in memory.
+Chaudhuri, Ganti and Kaushik 2006). The search is exact, except that very frequent pairs are not indexed. The
+training data is read once, record by record, for a limited time; only the index of the evaluation data and the hashes
+of labelled texts are in memory.
 """
 
 import time
