@@ -165,3 +165,11 @@ def test_the_fit_counts_against_the_budget_and_the_average_of_weights_starts_at_
         assert (trained.run_end.step, trained.run_end.reason) == (0, "minutes")
         losses.append(trained.run_end.metrics["loss"])
     assert losses[0] == losses[1]
+
+
+def test_the_schedule_begins_after_the_fit(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fit that takes half of the time does not skip the warm-up."""
+    monkeypatch.setattr(Clock, "seconds", lambda clock: 30.0)
+    recipe = tuned(encoder, "classification", "slow", steps=0, epochs=1, minutes=1.0, warmup=0.5, lr=1e-3)
+    train(recipe)
+    assert log_of(recipe.run, "step")[0]["lr"] < 1e-4

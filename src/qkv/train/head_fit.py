@@ -56,6 +56,7 @@ def fit_head_first(job: Job, run: TrainingRun) -> None:
         clock = Clock(job.recipe.train)
         job.watcher.on_note(0, fit_head(job, run, clock))
         run.progress.seconds, run.progress.cpu_seconds = clock.seconds(), clock.cpu_seconds()
+        run.progress.start_fraction = run.fraction_done()
         if run.ema is not None:
             run.ema.restart()
     run.progress.pending_eval = True

@@ -88,7 +88,7 @@ def take_all_steps(job: Job, run: TrainingRun, speed: SpeedMeter, signals: StopS
             reason = "epochs"
             break
         recent.append((progress.step, batch))
-        lr = lr_at(section, progress.step, fraction_done)
+        lr = lr_at(section, progress.step, progress.scheduled_fraction(fraction_done))
         stop, seconds = signals.requested is not None, time.monotonic() - start_time
         take_step(stepper, batch, progress.step, lr, stop, seconds)
         signals.mode = "finish"  # from here on there is something to save; the first step may compile for minutes

@@ -35,6 +35,7 @@ class Progress:
     tokens: int = 0  # tokens of all ranks, without padding
     seconds: float = 0.0
     cpu_seconds: float = 0.0  # that the threads of all ranks have computed
+    start_fraction: float = 0.0  # the fraction of the budget that was spent before the first step, by fitting a head
     loss_sum: float = 0.0  # the sum of the losses since the last report
     loss_steps: int = 0  # the number of steps in that sum
     skipped_steps: int = 0  # steps skipped because the loss or gradient was not finite
@@ -46,6 +47,14 @@ class Progress:
     evals_since_best: int = 0  # the number of evaluations since the best step
     scheduled_evals: int = 0  # the number of evaluations that were scheduled, done or not
     eval_plan: EvalPlan | None = None  # None before the first evaluation
+
+    def scheduled_fraction(self, fraction_done: float) -> float:
+        """Return how much of the learning rate's schedule is done: it begins with the first step.
+
+        >>> Progress(start_fraction=0.25).scheduled_fraction(0.625)
+        0.5
+        """
+        return max(0.0, fraction_done - self.start_fraction) / max(1.0 - self.start_fraction, 1e-9)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Progress":
