@@ -18,7 +18,7 @@ import torch
 
 from qkv.data import EncodedExamples, Objective, Problems, Record, SequenceStream, SpecialTokenTemplate, find_classes
 from qkv.data.modalities import describe_front_ends
-from qkv.data.objectives.table import OBJECTIVES, ObjectiveSetup, payload_formats
+from qkv.data.objectives.table import OBJECTIVES, ObjectiveSetup, ObjectiveSpec, payload_formats
 from qkv.data.payloads import PayloadFormat
 from qkv.data.problems import TooManyProblems
 from qkv.data.stream.random_bits import EpochRng
@@ -193,18 +193,11 @@ def _prepare(
     valid_data = reader.read_validation_data(sources, train_data, problems, notes) if sources.valid else None
     if problems.num_invalid or problems.categories:
         notes.append(str(problems.summary()))
-    reads_sentences = _find_reads_sentences(train_sources) if fields >= {"source", "target"} else None
-    reads_pairs = spec.pair_field in fields if spec.head == "classify" else None
-    processor = "careful" if reads_sentences else None
-    if reads_sentences:
-        notes.append(
-            "the pairs are single sentences, so qkv run and m.translate will read a text sentence by sentence; with "
-            "--no-sentences (sentences=False), they read it in one piece"
-        )
+    config = _describe_inputs(config, spec, fields, train_sources, notes)
     return PreparedRun(
         recipe=recipe,
         tokenizer=tokenizer,
-        config=replace(config, reads_sentences=reads_sentences, reads_pairs=reads_pairs, text_processor=processor),
+        config=config,
         train_data=train_data,
         valid_data=valid_data,
         valid_records=valid_records,
@@ -217,6 +210,21 @@ def _prepare(
         word_vectors=word_vectors,
         codec=codec,
     )
+
+
+def _describe_inputs(
+    config: Config, spec: ObjectiveSpec, fields: frozenset[str], sources: list[DataSource], notes: list[str]
+) -> Config:
+    """The config, which says whether the training texts are single sentences, and whether they are pairs."""
+    reads_sentences = _find_reads_sentences(sources) if fields >= {"source", "target"} else None
+    reads_pairs = spec.pair_field in fields if spec.head == "classify" else None
+    if reads_sentences:
+        notes.append(
+            "the pairs are single sentences, so qkv run and m.translate will read a text sentence by sentence; with "
+            "--no-sentences (sentences=False), they read it in one piece"
+        )
+    processor = "careful" if reads_sentences else None
+    return replace(config, reads_sentences=reads_sentences, reads_pairs=reads_pairs, text_processor=processor)
 
 
 def find_payload_formats(recipe: Recipe, fields: frozenset[str]) -> dict[str, PayloadFormat]:
