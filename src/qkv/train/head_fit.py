@@ -39,6 +39,8 @@ MAX_ITERATIONS, MIN_IMPROVEMENT = 50, 1e-5
 """L-BFGS ends after this number of iterations, or if an iteration improves the loss by less."""
 BATCH_TOKENS = 4096
 """Tokens of a batch whose features are computed, but at least one sequence."""
+FITTED_KINDS = ("classify", "tag")
+"""Heads of classes. A head of answers, fitted to an encoder that has never seen a question, only slows its training."""
 MAX_FEATURE_BYTES = 2**29
 MAX_BUDGET_FRACTION, VALIDATION_FRACTION, MAX_FIT_FRACTION = 0.5, 0.2, 0.75
 """Features may take this fraction of a budget in time, and those of the validation data this fraction of that. If they
@@ -84,8 +86,10 @@ class Clock:
 
 
 def can_fit_head(network: Network) -> bool:
-    """Whether the head has an output matrix that is trained and is not an embedding table."""
+    """Whether the head has classes, and an output matrix that is trained and is not an embedding table."""
     out = network.head.out
+    if network.head.config.kind not in FITTED_KINDS:
+        return False
     tables = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
     return type(out) is nn.Linear and out.weight.requires_grad and id(out.weight) not in tables
 
@@ -222,16 +226,17 @@ def padded_stream(data: SequenceStream) -> SequenceStream:
 
 
 def standardise(training: list[FeaturePass], valid: list[FeaturePass], *, is_centred: bool) -> tuple[Tensor, Tensor]:
-    """Give the features of the training data the mean 0 and the variance 1, for L-BFGS. Return the old mean and scale.
+    """Give the features of the training data the mean 0 and the mean variance 1. Return the old mean and scale.
 
-    Without a bias in the head, the mean stays.
+    All dimensions have one scale: with a scale for each, the head would depend on directions in which features hardly
+    vary, and the first steps of fine-tuning would move them. Without a bias in the head, the mean stays.
     """
     rows = [one.features.flatten(0, -2).double() for one in training]
     count = sum(map(len, rows))
     mean = torch.stack([one.sum(0) for one in rows]).sum(0) / count
     mean = mean if is_centred else torch.zeros_like(mean)
     variance = torch.stack([(one - mean).square().sum(0) for one in rows]).sum(0) / count
-    scale = variance.sqrt().clamp(min=1e-6 * float(variance.max()) ** 0.5 + 1e-30)
+    scale = variance.mean().sqrt().clamp(min=1e-30)
     for one in (*training, *valid):
         one.features.sub_(mean).div_(scale)
     return mean.float(), scale.float()

@@ -281,25 +281,30 @@ def _fine_tuning_lines(
     config = load_model(base_model, device="meta").config
     stack = config.stack
     tokens = count_tokens(starter.objective, summary)
-    chosen = choose_fine_tuning(stack.width, stack.layers, tokens, machine, minutes)
+    chosen = choose_fine_tuning(stack.width, stack.layers, tokens, machine)
     if notes is not None and summary.is_given:
         notes.append(chosen.describe_budget(minutes, starter.min_epochs))
     model: list[RecipeLine] = [("from", base_model, "the model to fine-tune; its shape and tokenizer are used")]
-    if chosen.frozen_layers and config.family != "seq2seq":
-        name = "layers" if config.is_recurrent else "blocks"
-        blocks = [f"{config.family}.{name}.{number}.*" for number in range(chosen.frozen_layers)]
-        comment = "not trained, as the time is short; leave it out if you have more"
-        model.append(("freeze", ["embedding.*", *blocks], comment))
     if not config.is_recurrent:  # by default, only attention matrices get adapters
         model.append(("#lora_rank", 8, "train small adapters instead of all weights; try lr = 1e-3"))
     budget: RecipeLine = ("epochs", chosen.epochs, "passes over the data (or minutes = …, or steps = …)")
     if minutes:
         budget = ("minutes", float(minutes), "training time (or epochs = …, or steps = …)")
+    head = OBJECTIVES[starter.objective].head
+    lr = round(chosen.lr / 3, 6) if head == "classify" else chosen.lr  # one label for a text: little to learn from
     train: list[RecipeLine] = [
         budget,
         ("batch_tokens", _batch_tokens(starter, chosen.batch_tokens), "tokens per step; lower it if memory runs out"),
-        ("lr", chosen.lr, "peak learning rate; small, so that the model keeps what it has learnt"),
+        (
+            "lr",
+            round(chosen.lr / 3, 6) if head == "classify" else chosen.lr,
+            "peak learning rate; small, to keep what was learnt",
+        ),
         ("warmup", 0.1, "fraction of the budget in which the learning rate rises"),
         ("final", "best", "keep the weights with the best validation result (or last)"),
     ]
+    if head == "span":
+        train.insert(3, ("head_lr_factor", 10.0, "the learning rate of the new head is lr times this number"))
+    if head in ("classify", "tag", "span"):
+        train.insert(-1, ("ema_decay", 0.98, "use a moving average of the weights, over about 50 steps"))
     return model, train

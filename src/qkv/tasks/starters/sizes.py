@@ -231,13 +231,12 @@ class FineTuning:
     batch_tokens: int
     lr: float
     epochs: int
-    frozen_layers: int  # the lower layers that are not trained, because the time is short
     epoch_minutes: float  # an estimate of the time that an epoch with all layers takes
 
     def describe_budget(self, minutes: float, min_epochs: float = 0.0) -> str:
         """What a budget buys on this machine, and whether a task needs more epochs.
 
-        >>> tuning = FineTuning(1024, 3e-4, epochs=3, frozen_layers=0, epoch_minutes=8.0)
+        >>> tuning = FineTuning(1024, 3e-4, epochs=3, epoch_minutes=8.0)
         >>> tuning.describe_budget(3, min_epochs=2)
         '3 minutes are about 0.38 epochs on this machine, but the task needs about 2: --minutes 16'
         >>> tuning.describe_budget(0)
@@ -252,18 +251,13 @@ class FineTuning:
         return bought + (needed if epochs < min_epochs else "")
 
 
-def choose_fine_tuning(width: int, layers: int, tokens: float, machine: Machine, minutes: float = 0.0) -> FineTuning:
-    """Settings that suit a model of this width and depth, the tokens of an epoch, and the `minutes` (0: no limit).
+def choose_fine_tuning(width: int, layers: int, tokens: float, machine: Machine) -> FineTuning:
+    """Settings that suit a model of this width and depth, and the tokens of an epoch.
 
-    If the time does not suffice for three epochs with all layers, the lower half of the layers is frozen: an epoch then
-    takes little more than half of the time.
-
-    >>> machine = Machine(cores=2, memory_bytes=24e9)
-    >>> [choose_fine_tuning(384, 6, 2.5e5, machine, minutes).frozen_layers for minutes in (0, 0.5, 60)]
-    [0, 3, 0]
+    >>> round(choose_fine_tuning(384, 6, 1e6, Machine(cores=2, memory_bytes=24e9)).epoch_minutes, 1)
+    8.8
     """
     lr = 3e-4 if width < 512 else 5e-5 if width < 1024 else 2e-5
     epoch_seconds = 6 * 12 * layers * width**2 * tokens / machine.flops_per_second
-    is_short = bool(minutes) and 60 * minutes < 3 * epoch_seconds
     epochs = dict(zip(DATA_SIZES, (5, 3, 1), strict=True))[find_data_size(tokens * BYTES_PER_TOKEN)]
-    return FineTuning(4096 if machine.gpu else 1024, lr, epochs, layers // 2 if is_short else 0, epoch_seconds / 60)
+    return FineTuning(4096 if machine.gpu else 1024, lr, epochs, epoch_seconds / 60)
