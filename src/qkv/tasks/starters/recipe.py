@@ -295,11 +295,7 @@ def _fine_tuning_lines(
     train: list[RecipeLine] = [
         budget,
         ("batch_tokens", _batch_tokens(starter, chosen.batch_tokens), "tokens per step; lower it if memory runs out"),
-        (
-            "lr",
-            round(chosen.lr / 3, 6) if head == "classify" else chosen.lr,
-            "peak learning rate; small, to keep what was learnt",
-        ),
+        ("lr", lr, "peak learning rate; small, so that the model keeps what it has learnt"),
         ("warmup", 0.1, "fraction of the budget in which the learning rate rises"),
         ("final", "best", "keep the weights with the best validation result (or last)"),
     ]

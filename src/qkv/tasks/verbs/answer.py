@@ -304,11 +304,11 @@ class AnswerTask(RecordTask):
     starter = Starter(
         "The answer to a question, found in a passage.",
         "train.json",
-        384,
+        192,
         pretrained=BERT_CHECKPOINT,
         exportable_preset="bert-base",
         min_epochs=2.0,
-        objective_lines=(("overlap", 128, "tokens that consecutive windows of a long passage share"),),
+        objective_lines=(("overlap", 64, "tokens that consecutive windows of a long passage share"),),
     )
     example_data = (
         "a file in SQuAD's format, or JSON Lines like "
