@@ -40,7 +40,7 @@ MAX_ITERATIONS, MIN_IMPROVEMENT = 50, 1e-5
 BATCH_TOKENS = 4096
 """Tokens of a batch whose features are computed, but at least one sequence."""
 FITTED_KINDS = ("classify", "tag")
-"""Heads of classes. A head of answers, fitted to an encoder that has never seen a question, only slows its training."""
+"""Heads of classes. A head of answers did worse with a fit than without one (docs/experiments.md)."""
 MAX_FEATURE_BYTES = 2**29
 MAX_BUDGET_FRACTION, VALIDATION_FRACTION, MAX_FIT_FRACTION = 0.5, 0.2, 0.75
 """Features may take this fraction of a budget in time, and those of the validation data this fraction of that. If they
