@@ -29,9 +29,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Other work on the machine must not fail a test, so properties have no deadline.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+# Other work on the machine must not fail a test, so properties have no deadline. Every run tries the same examples:
+# a failure that a new seed finds belongs in a longer search, `pytest --hypothesis-profile=search`.
+settings.register_profile("search", deadline=None, max_examples=1000)
+settings.register_profile("same examples", deadline=None, derandomize=True)
+settings.load_profile("same examples")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 from data_fakes import counts, fields_of, write
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from qkv.data.problems import Problems
@@ -551,12 +551,13 @@ def joined_line_by_line(lines: list[str], max_size: int) -> list[tuple[int, str]
 
 
 @settings(deadline=None, max_examples=100)
+@example(["a b", "a b", "", "a b"], 400, "\n")  # as lines, these would be sentences in columns
 @given(st.lists(st.text("ab é", max_size=60), max_size=120), st.integers(1, 400), st.sampled_from(["\n", "\r\n"]))
 def test_documents_are_joined_from_blocks_as_from_lines(tmp_path_factory, lines, max_size, end):
     path = tmp_path_factory.mktemp("documents") / "a.txt"
     path.write_bytes(end.join([*lines, ""]).encode())
     limits = ReadLimits(max_line_bytes=1024, document_chunk_bytes=max_size)
-    options = {"unit": "document", "limits": limits, "problems": Problems()}
+    options = {"format": "text", "unit": "document", "limits": limits, "problems": Problems()}
     expected = joined_line_by_line(lines, max_size)
     if not expected:
         with pytest.raises(QkvError, match="no usable records"):
