@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help quickstart test mutants lint format types bench lab coverage clean
+.PHONY: help quickstart test mutants lint format types bench lab coverage dist clean
 
 help:            ## list the targets
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ —/'
@@ -64,6 +64,10 @@ bench: $(VENV)/.dev            ## run the benchmarks; bench/RESULTS.md has the l
 lab: $(VENV)/.core             ## run all claims of the lab (hours on two cores) and write docs/lab
 	$(BIN)/qkv lab --all --again --out docs/lab/results
 	$(BIN)/qkv lab --book docs/lab
+
+dist: $(VENV)/.dev             ## build the sdist and the wheel, twice, and check what they contain
+	$(PIP) 'setuptools>=77'
+	$(BIN)/python release/dist.py
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -81,6 +81,11 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     protect_terminal()
     try:
         arguments, plugins = take_imports(arguments)
+        if sorted(arguments) == ["--verbose", "--version"]:
+            from qkv.cli.version import print_versions
+
+            print_versions()
+            return 0
         app = make_app(arguments, plugins)
         app(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:

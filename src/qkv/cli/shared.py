@@ -30,6 +30,7 @@ Serve it over HTTP:                 qkv serve runs/dates
 Parameters and memory of a model:   qkv info gpt2
 
 Every command takes --import MODULE: a module of your own that registers parts, tasks or others.
+Add the output of qkv --version --verbose to a report of a problem.
 """
 
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print the result as JSON.")]
