@@ -7,6 +7,7 @@ import pytest
 import torch
 from decode_models import tiny
 from torch import nn
+from torch.nn import functional as F
 
 from qkv.blocks import Embedding, Head, Stack
 from qkv.blocks.attention import CrossAttention, SelfAttention
@@ -15,8 +16,13 @@ from qkv.blocks.dropout import Dropout
 from qkv.blocks.feedforward import FeedForward
 from qkv.decode import GenerationOptions, generate
 from qkv.decode.backend import CPU, REFERENCE, choose_backend
+from qkv.decode.cpu.int8 import Int8Linear
+from qkv.decode.cpu.quantize import quantize
 from qkv.decode.gpu import static_runner
+from qkv.errors import QkvError
 from qkv.models import Decoder, Seq2Seq
+from qkv.train.loss.training_module import TrainingModule
+from qkv.train.recipe.schema import ObjectiveSection
 
 PROMPT = [5, 6, 7, 3]
 
@@ -44,6 +50,10 @@ def hook(network: Any) -> None:
     network.decoder.blocks[0].attention.out.register_forward_hook(lambda module, args, out: 2 * out)
 
 
+def own_activation(network: Any) -> None:
+    network.decoder.blocks[0].ffn.activation = torch.tanh
+
+
 def sequential(network: Any) -> None:
     network.decoder.blocks[1].ffn_sub.dropout = nn.Sequential(nn.Tanh())
 
@@ -54,6 +64,7 @@ CHANGES: dict[str, Callable[[Any], None]] = {
     "Decoder": twice(Decoder, "hidden"),
     "Dropout": twice(Dropout),
     "an instance's forward": own_forward,
+    "an instance's activation": own_activation,
     "hook": hook,
     "another module for the dropout": sequential,
 }
@@ -98,3 +109,53 @@ def test_linear_maps_and_norms_are_called_so_they_may_be_others() -> None:
     result = generate(network, [PROMPT], GenerationOptions(max_tokens=5, min_tokens=3))[0]
     found = [one.logprob for one in result.logprobs][: len(result.ids)]
     assert found == pytest.approx(log_probs_of(network, result.ids), abs=1e-9)
+
+
+class DoubledLinear(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+def double(linear: nn.Module) -> None:
+    linear.__class__ = DoubledLinear
+
+
+def add_hook(linear: nn.Module) -> None:
+    linear.register_forward_hook(lambda module, arguments, out: 2 * out)
+
+
+@pytest.mark.parametrize("change", [double, add_hook])
+def test_int8_replaces_linear_maps_of_torch_only(change: Callable[[Any], None]) -> None:
+    network: Any = tiny("decoder").float()
+    change(network.decoder.blocks[0].ffn.down)
+    copy = quantize(network)
+    x = torch.randn(3, network.config.stack.ffn_width)
+    with torch.no_grad():
+        torch.testing.assert_close(copy.decoder.blocks[0].ffn.down(x), network.decoder.blocks[0].ffn.down(x))
+    assert isinstance(copy.decoder.blocks[1].ffn.down, Int8Linear), "the others are quantised"
+
+
+@pytest.mark.parametrize("change", [double, add_hook])
+def test_the_loss_is_of_the_logits_that_the_network_computes(change: Callable[[Any], None]) -> None:
+    """Also where the loss would be fused with the output matrix; also with a head of one's own."""
+    network: Any = tiny("decoder")
+    ids = torch.tensor([PROMPT])
+    with torch.no_grad():
+        for one in (lambda: change(network.head.out), lambda: twice(Head, "project")(network)):
+            one()
+            module = TrainingModule(network, ObjectiveSection()).eval()
+            loss = module.token_loss(network.hidden(ids)[0][0], ids[0])
+            torch.testing.assert_close(loss, F.cross_entropy(network(ids)[0], ids[0], reduction="sum"))
+
+
+@pytest.mark.parametrize("kind", [Head, Decoder])
+def test_a_forward_that_nothing_calls_is_an_error(kind: type[nn.Module]) -> None:
+    """Training and decoding select positions before the head, so they call `hidden` and `project`."""
+    network: Any = tiny("decoder")
+    twice(kind)(network)
+    for call in (
+        lambda: generate(network, [PROMPT], GenerationOptions()),
+        lambda: TrainingModule(network, ObjectiveSection()),
+    ):
+        with pytest.raises(QkvError, match="Twice has a `forward` of its own, which training and decoding do not call"):
+            call()

@@ -82,6 +82,18 @@ def remove_module(network):
     del network.encoder.blocks[1]
 
 
+def replace_activation(network):
+    network.encoder.blocks[0].ffn.activation = torch.tanh
+
+
+def change_scale(network):
+    network.encoder.blocks[0].attention.scale = 0.1
+
+
+def add_hook(network):
+    network.encoder.blocks[0].register_forward_hook(lambda module, arguments, out: 2 * out)
+
+
 def resize(network):
     network.encoder.blocks[0].ffn.up = torch.nn.Linear(2, 2)
 
@@ -91,6 +103,9 @@ def resize(network):
     [
         (replace_class, r"encoder.blocks.1.ffn is Doubled, not FeedForward: .*qkv.register_part"),
         (replace_forward, "encoder.blocks.1.ffn has a forward function of its own"),
+        (replace_activation, "encoder.blocks.0.ffn.activation is <built-in .*tanh.*>, not <"),
+        (change_scale, "encoder.blocks.0.attention.scale is 0.1, not 0.5"),
+        (add_hook, r"encoder.blocks.0 has a hook, .*handle.remove\(\)"),
         (add_module, "encoder.blocks.0.extra is an additional Linear"),
         (remove_module, "encoder.blocks.1 is not in the network"),
         (resize, r"encoder.blocks.0.ffn.up has the parameters .*\(2, 2\)"),

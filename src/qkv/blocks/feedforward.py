@@ -54,10 +54,15 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(config.ffn_width, config.width, bias=bias)
         self.dropout = Dropout(config.ffn_dropout)
 
+    @property
+    def has_own_activation(self) -> bool:
+        """Whether `activation` has been replaced. Kernels know it by its name, so they leave this module to torch."""
+        return self.activation is not ACTIVATIONS[self.activation_name]
+
     def forward(self, x: Tensor, tap: LayerTap | None = None) -> Tensor:
         """x (B, T, C) → (B, T, C)."""
         h = None
-        if self.fused is not None and self.training and tap is None:
+        if self.fused is not None and self.training and tap is None and not self.has_own_activation:
             h = self.fused(self.kind, self.up, x)
         out: Tensor = self.down(self.dropout(self._activated(x, tap) if h is None else h))
         return out
@@ -67,16 +72,16 @@ class FeedForward(nn.Module):
         if tap:
             h = tap("mlp_pre", h)
         if self.gated:
-            h = apply_gate(h, self.activation, self.activation_name)
+            h = apply_gate(h, self.activation)
         else:
             h = self.activation(h)
         return tap("mlp_post", h) if tap else h
 
 
-def apply_gate(h: Tensor, activation: Callable[[Tensor], Tensor], name: str) -> Tensor:
+def apply_gate(h: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
     """h (…, 2F), which holds gate and value → f(gate) · value, (…, F)."""
     on_cpu = h.device.type == "cpu" and not torch.compiler.is_compiling()
-    if on_cpu and name == "silu" and h.requires_grad and torch.is_grad_enabled() and not is_transformed():
+    if on_cpu and activation is F.silu and h.requires_grad and torch.is_grad_enabled() and not is_transformed():
         out: Tensor = CpuSiluGate.apply(h)  # type: ignore[no-untyped-call]
         return out
     gate, value = h.chunk(2, dim=-1)

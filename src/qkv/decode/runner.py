@@ -70,6 +70,7 @@ class ModelRunner:
         tap: Tap | None = None,
     ) -> None:
         """With `cpu`, `cpu.step` runs the steps and `cpu.encoder` the sources, instead of the network's modules."""
+        network.check_methods()
         self.network, self.tap = network, tap
         self.prompts = Inputs.from_sequences(prompts, side="left", device=network.device)
         self.tokens = token_history(self.prompts)

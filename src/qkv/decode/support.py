@@ -91,14 +91,16 @@ def is_unmodified(network: nn.Module) -> bool:
     """Return whether a fast path knows all modules of a network: no subclass, no hook, no `forward` of an instance."""
     return (
         type(network) in REPLICATED
+        and not (isinstance(network, FeedForward) and network.has_own_activation)
         and all(
-            is_unmodified(child) if name not in CALLED else not _is_patched(child)
+            is_unmodified(child) if name not in CALLED else not is_patched(child)
             for name, child in network._modules.items()
             if child is not None
         )
-        and not _is_patched(network)
+        and not is_patched(network)
     )
 
 
-def _is_patched(module: nn.Module) -> bool:
+def is_patched(module: nn.Module) -> bool:
+    """Return whether a module has a hook, or a `forward` that its class does not have."""
     return "forward" in vars(module) or bool(module._forward_hooks or module._forward_pre_hooks)

@@ -1,6 +1,8 @@
 """The three families of models, and the function that builds a network of any family from a config."""
 
 from collections.abc import Callable
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
 
 import torch
 from torch import nn
@@ -101,10 +103,29 @@ def describe_difference(network: nn.Module, config: Config) -> str:
             return f"{where} is {_class(module)}, not {_class(there)}"
         if "forward" in vars(module):
             return f"{where} has a forward function of its own"
+        if module._forward_hooks or module._forward_pre_hooks:
+            return f"{where} has a hook, which may change what it computes (remove it: handle.remove())"
         shapes = [{key: tuple(p.shape) for key, p in one.named_parameters(recurse=False)} for one in (module, there)]
         if shapes[0] != shapes[1]:
             return f"{where} has the parameters {shapes[0]}, not {shapes[1]}"
+        values, expected_values = _plain_values(module), _plain_values(there)
+        for key in expected_values:
+            if values.get(key) != expected_values[key]:
+                return f"{where}.{key} is {values.get(key)!r}, not {expected_values[key]!r}"
     return ""
+
+
+RUN_VALUES = frozenset({"training", "gradient_checkpointing", "residual_dtype", "kernel", "fused"})
+"""The attributes that say how a module runs. They do not change what it computes, and no folder stores them."""
+
+
+def _plain_values(module: nn.Module) -> dict[str, Any]:
+    """The numbers, words and functions of a module of torch or qkv, such as the scale of attention scores."""
+    if type(module).__module__.partition(".")[0] not in ("torch", "qkv"):
+        return {}  # a registered part may count, for instance
+    kinds = (bool, int, float, str, FunctionType, BuiltinFunctionType)
+    values = {key: value for key, value in vars(module).items() if key not in RUN_VALUES and not key.startswith("_")}
+    return {key: value for key, value in values.items() if isinstance(value, kinds)}
 
 
 def _class(module: nn.Module) -> str:

@@ -22,7 +22,7 @@ from qkv.blocks import (
 )
 from qkv.blocks.back_ends import BACK_ENDS
 from qkv.blocks.front_ends import FRONT_ENDS
-from qkv.errors import UsageError
+from qkv.errors import QkvError, UsageError
 from qkv.models.config import Config
 from qkv.models.runtime import check_length
 
@@ -154,6 +154,18 @@ class Network(nn.Module):
         x, layout = self.hidden(inputs, cache=cache, memory=memory, tap=tap)
         out: Tensor = self.head(x, layout, inputs.max_documents)
         return out
+
+    def check_methods(self) -> None:
+        """Raise an error if a `forward` is replaced that training and decoding do not call.
+
+        They compute outputs of some positions only: `hidden`, then `Head.project`.
+        """
+        for module, base, method in ((self, Network, "hidden"), (self.head, Head, "head.project")):
+            if type(module).forward is not base.forward or "forward" in vars(module):
+                raise QkvError(
+                    f"{type(module).__qualname__} has a `forward` of its own, which training and decoding do not call: "
+                    f"they compute the outputs of some positions only. Change `{method}` instead"
+                )
 
     def _run(
         self,

@@ -2,7 +2,7 @@
 
 Embeddings, norms, attention and residual sums stay in float32. With "int4", the output matrix of the head is int8: its
 outputs are the logits, which the int4 kernel would round to 8 bits. So is every matrix whose number of inputs is not a
-multiple of 32.
+multiple of 32. Linear maps of another class than `nn.Linear`, and those with hooks, stay as they are.
 """
 
 import copy
@@ -14,6 +14,7 @@ from torch import nn
 from qkv.decode.cpu.int4 import GROUP_SIZE, Int4Linear, fits_int4
 from qkv.decode.cpu.int8 import Int8Linear
 from qkv.decode.cpu.packed_linear import QuantizedLinear
+from qkv.decode.support import is_patched
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.models import Network
 
@@ -43,8 +44,7 @@ def quantize(network: AnyNetwork, precision: WeightPrecision = "int8") -> AnyNet
     with torch.no_grad():
         linears = {
             id(module): Int4Linear(module) if id(module) in in_int4 else Int8Linear(module)
-            for module in network.modules()
-            if isinstance(module, nn.Linear)
+            for module in _linears(network)
         }
     quantized: AnyNetwork = copy.deepcopy(network, memo=dict(linears))
     for parameter in quantized.parameters():
@@ -56,9 +56,7 @@ def quantize(network: AnyNetwork, precision: WeightPrecision = "int8") -> AnyNet
 
 def int8_note(network: Network) -> str | None:
     """Return a sentence about the matrices that "int4" leaves in int8 because of their shape, or None."""
-    linears = [
-        module for module in network.modules() if isinstance(module, nn.Linear) and module is not network.head.out
-    ]
+    linears = [linear for linear in _linears(network) if linear is not network.head.out]
     num_left = sum(not fits_int4(linear) for linear in linears)
     if not num_left:
         return None
@@ -70,5 +68,9 @@ def int8_note(network: Network) -> str | None:
 
 def _int4_linears(network: Network) -> list[nn.Linear]:
     """Return the linear maps whose weights "int4" packs into 4 bits."""
-    linears = [module for module in network.modules() if isinstance(module, nn.Linear)]
-    return [linear for linear in linears if linear is not network.head.out and fits_int4(linear)]
+    return [linear for linear in _linears(network) if linear is not network.head.out and fits_int4(linear)]
+
+
+def _linears(network: Network) -> list[nn.Linear]:
+    """Return the linear maps that a quantized one can replace. A subclass may compute something else."""
+    return [module for module in network.modules() if type(module) is nn.Linear and not is_patched(module)]

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from qkv.blocks import Inputs, SequenceLayout
-from qkv.blocks.head import document_membership, pool, pooled_index
+from qkv.blocks.head import Head, document_membership, pool, pooled_index
 from qkv.blocks.kernels.linear_gelu import install_fused_gelu
 from qkv.blocks.kernels.selection import MIN_QUERY_REDUCTION, gather_positions
 from qkv.data.load.batch import Batch
@@ -104,6 +104,7 @@ class TrainingModule(nn.Module):
 
     def __init__(self, network: Network, section: ObjectiveSection) -> None:
         super().__init__()
+        network.check_methods()
         self.network = network
         self.options = section
         # In an encoder-decoder, the last block computes all positions.
@@ -177,7 +178,8 @@ class TrainingModule(nn.Module):
         # used for float16, in which sums over positions would overflow.
         has_kernel = fused.triton_kernels is not None and compute_dtype(x) != torch.float16
         pays = num_chunks > 1 or not x.is_cuda or has_kernel
-        if type(out) is nn.Linear and type(out.weight) is nn.Parameter and pays and not head.config.logit_cap:
+        if pays and self.can_fuse_output():
+            assert out is not None
             x = head.transform(x).to(out.weight.dtype)
             return fused_cross_entropy(x, out.weight, out.bias, targets, self.smoothing, num_chunks)
         if num_chunks == 1:
@@ -186,12 +188,20 @@ class TrainingModule(nn.Module):
         losses: list[Tensor] = [checkpoint(self.token_cross_entropy, *pair, use_reentrant=False) for pair in pairs]
         return torch.stack(losses).sum()
 
+    def can_fuse_output(self) -> bool:
+        """Whether the logits are nothing but a product with the output matrix: no cap, and no other class or hook."""
+        head, out = self.network.head, self.network.head.out
+        if type(head) is not Head or type(out) is not nn.Linear or type(out.weight) is not nn.Parameter:
+            return False
+        return not (head.config.logit_cap or out._forward_hooks or out._forward_pre_hooks)
+
     def token_cross_entropy(self, x: Tensor, targets: Tensor) -> Tensor:
         """The same without fusing: hidden states (N, C), labels (N,) → the summed loss."""
         head = self.network.head
         padding = -head.config.outputs % VOCAB_MULTIPLE
-        if not padding or not x.is_cuda or head.out is None or head.config.logit_cap:
+        if not padding or not x.is_cuda or not self.can_fuse_output():
             return cross_entropy(head.project(x), targets, self.smoothing)
+        assert head.out is not None
         # Pad the vocabulary to a multiple of VOCAB_MULTIPLE: a GPU then computes this large product faster.
         weight = F.pad(head.out.weight, (0, 0, 0, padding))
         bias = None if head.out.bias is None else F.pad(head.out.bias, (0, padding))
