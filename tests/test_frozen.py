@@ -118,6 +118,8 @@ OPTIONS = {
     ],
     "new-key": ["--json"],
     "verify-resume": ["--json", "--steps"],
+    "recipe": ["--json"],
+    "completion": ["--json"],
 }
 
 

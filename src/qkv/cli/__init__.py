@@ -15,7 +15,7 @@ from cyclopts import App, CycloptsError
 
 from qkv import __version__
 from qkv.cli.plugins import import_installed_plugins, register_plugins, take_imports
-from qkv.cli.shared import HELP, fast_imports
+from qkv.cli.shared import HELP, QUESTIONS, fast_imports
 from qkv.errors import QkvError, UsageError, shorten, suggest_name
 from qkv.openmp import BUSY_FRACTION, fraction_in_use, limit_spinning
 from qkv.plugins import import_inherited, import_plugins
@@ -42,6 +42,8 @@ COMMANDS = {
     "serve": "qkv.cli.serve:serve",
     "new-key": "qkv.cli.serve:new_key",
     "verify-resume": "qkv.cli.train:verify_resume",
+    "recipe": "qkv.cli.recipe:recipe",
+    "completion": "qkv.cli.completion:completion",
 }
 """The function of each command, which is imported when the command is called or when `qkv --help` lists it.
 
@@ -51,9 +53,15 @@ RUN_SUMMARY = "Run a model on texts: generate text, classify, tag, answer, embed
 """The help of `qkv run` in the list of commands: its module needs torch, which would make `qkv --help` slow."""
 
 
-def make_app(arguments: Sequence[str], plugins: Sequence[str] = ()) -> App:
-    """The app with the command that is called. Without a known command, all of them are imported, to be listed."""
-    app = App(name="qkv", help=HELP, version=__version__, help_format="plaintext", console=NoColorConsole())
+def make_app(arguments: Sequence[str], plugins: Sequence[str] = (), *, with_run: bool = False) -> App:
+    """The app with the command that is called. Without a known command, all of them are imported, to be listed.
+
+    `qkv run` is only imported if it is called, or with `with_run`.
+    """
+    app = App(
+        name="qkv", help=HELP, help_epilogue=QUESTIONS, version=__version__, help_format="plaintext",
+        console=NoColorConsole(),
+    )  # fmt: skip
     called = next((argument for argument in arguments if not argument.startswith("-")), "")
     if called in COMMANDS:
         with fast_imports():
@@ -61,7 +69,7 @@ def make_app(arguments: Sequence[str], plugins: Sequence[str] = ()) -> App:
             import_inherited()
             import_plugins(plugins)
     for name, path in COMMANDS.items():
-        if name == called or (called not in COMMANDS and name != "run"):
+        if name == called or (called not in COMMANDS and (name != "run" or with_run)):
             module, _, function = path.partition(":")
             with fast_imports():
                 command = getattr(import_module(module), function)

@@ -33,6 +33,20 @@ Every command takes --import MODULE: a module of your own that registers parts, 
 Add the output of qkv --version --verbose to a report of a problem.
 """
 
+QUESTIONS = """Which command answers which question:
+
+What is in my files, and is it sound?           qkv data FILE
+Will this recipe work, and how big is it?       qkv train RECIPE --dry-run
+Which models do I have?                         qkv models
+How big is a model, and what does it cost?      qkv info MODEL
+How fast is it on this machine?                 qkv bench MODEL
+How good is it, as a number?                    qkv eval MODEL FILE
+Is it good, and what should I do next?          qkv report RUN
+Is something broken in it?                      qkv doctor MODEL
+What happens inside it on this text?            qkv look MODEL TEXT
+The same, live, and while a run trains?         qkv studio MODEL
+"""
+
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print the result as JSON.")]
 Int8 = Annotated[bool, Parameter(name="--int8", negative=())]
 Int4 = Annotated[bool, Parameter(name="--int4", negative=())]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from qkv.cli.data import parse_files, take_columns
+from qkv.cli.init_questions import ask_task_and_files
 from qkv.cli.shared import Json, StdoutConsole, StringList, check_minimum, fast_imports, print_json, print_result
 from qkv.errors import QkvError, UsageError, count_nouns
 from qkv.files import report_write_errors
@@ -186,7 +187,7 @@ def _dry_run(recipe: str, overrides: tuple[str, ...], json: bool) -> None:
 
 
 def init(
-    task: str,
+    task: str = "",
     /,
     *files: str,
     valid: StringList = None,
@@ -204,9 +205,10 @@ def init(
 ) -> None:
     """Write a recipe for your own files, with a comment on each setting.
 
-    The sizes in the recipe depend on your data, this machine and the training time.
+    The sizes in the recipe depend on your data, this machine and the training time. Without arguments, it asks.
 
     Examples:
+        qkv init
         qkv init translate source=train.en target=train.de
         qkv init classify reviews.csv --out reviews.toml
         qkv init embed pairs.tsv --columns first=0 second=1 score=2 --test test.tsv
@@ -215,7 +217,8 @@ def init(
     Parameters
     ----------
     task
-        One of translate, summarise, language, classify, tag, answer, embed, pretrain, spans and denoise.
+        One of translate, summarise, language, classify, tag, answer, embed, pretrain, spans and denoise; or another
+        word for it, such as ner, chat, sentiment or intent.
     files
         Training files; for line-aligned files, field=file for each file; or a built-in dataset.
     valid
@@ -251,6 +254,9 @@ def init(
     from qkv.tasks.starters.recipe import starter_recipe
     from qkv.train.recipe.schema import DataSection
 
+    asked = not task
+    if asked:
+        task, files = ask_task_and_files()
     path = out or Path(f"{task}.toml")
     files, given_columns = take_columns(files, columns)
     notes: list[str] = []
@@ -291,6 +297,8 @@ def init(
             listed += f"; the first line is read as {'data' if is_data else 'column names'}"
         detail = f" (columns: {listed})"
     said = "".join(f"; {note}" for note in notes)
+    if asked:
+        print(f"\n{text}")
     print_result(
         json,
         f"wrote {path}{detail}{said}; next: qkv train {path} --dry-run",

@@ -35,7 +35,7 @@ from qkv.tasks.starters.sizes import (
     choose_size,
     find_machine,
 )
-from qkv.tasks.starters.starter import RecipeLine, Starter
+from qkv.tasks.starters.starter import RecipeLine, Starter, find_task_name
 from qkv.tasks.table import TASKS, find_starters
 from qkv.train.recipe.schema import DataSection
 from qkv.train.recipe.toml import format_key, format_value
@@ -81,6 +81,7 @@ def starter_recipe(
     starters = find_starters()
     if task not in starters and task in TASKS:
         task = TASKS[task].starter_name
+    task = find_task_name(task, starters)
     if task not in starters:
         raise UsageError(f"unknown task {task!r}; {suggest_name(task, starters)}")
     starter = starters[task]

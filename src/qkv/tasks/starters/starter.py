@@ -1,5 +1,6 @@
-"""A starter: what `qkv init` needs to know about a task to write its recipe."""
+"""A starter: what `qkv init` needs to know about a task to write its recipe; and the words for tasks."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,3 +64,32 @@ PRETRAINING_STARTERS: dict[str, Starter] = {
     ),
 }
 """Objectives that only prepare a model for a task."""
+
+COMMON_WORDS = {
+    "translate": "mt translation seq2seq pairs",
+    "summarise": "summarize summary summarization summarisation title",
+    "language": "lm gpt chat assistant instruct generate causal stories",
+    "classify": "classification sentiment intent topic spam label category regression",
+    "tag": "ner pos entities entity chunking tagging tokens",
+    "answer": "qa squad question extractive",
+    "embed": "embedding embeddings similarity retrieval search sts",
+    "pretrain": "mlm bert mask masked",
+    "spans": "t5",
+    "denoise": "bart",
+    "describe": "caption captions captioning",
+    "ask": "vqa",
+    "draw": "text-to-image",
+    "transcribe": "asr speech dictation transcription stt",
+    "speak": "tts",
+}
+"""Task of `qkv init` → the words that people use for it."""
+
+
+def find_task_name(word: str, starters: Iterable[str]) -> str:
+    """The name of the task that a word means: the word itself, unless it is another word for one of `starters`.
+
+    >>> find_task_name("ner", ["tag", "classify"]), find_task_name("poem", ["tag"]), find_task_name("asr", ["tag"])
+    ('tag', 'poem', 'asr')
+    """
+    meant = (task for task, words in COMMON_WORDS.items() if task in starters and word.lower() in words.split())
+    return word if word in starters else next(meant, word)
