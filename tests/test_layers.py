@@ -18,11 +18,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "blocks": set(),
     "arguments": set(),
     "images": {"blocks"},
-    "data": {"text", "blocks", "images"},
-    "models": {"text", "blocks", "images"},
-    "store": {"text", "blocks", "images", "data", "models"},
-    "train": {"text", "blocks", "images", "data", "models", "store"},
-    "decode": {"text", "blocks", "images", "data", "models", "store"},
+    "sounds": {"blocks"},
+    "data": {"text", "blocks", "images", "sounds"},
+    "models": {"text", "blocks", "images", "sounds"},
+    "store": {"text", "blocks", "images", "sounds", "data", "models"},
+    "train": {"text", "blocks", "images", "sounds", "data", "models", "store"},
+    "decode": {"text", "blocks", "images", "sounds", "data", "models", "store"},
 }
 MAY_IMPORT["inside"] = {"page", "train", "decode", *MAY_IMPORT["train"]}
 MAY_IMPORT["tasks"] = {"inside", *MAY_IMPORT["inside"]}

@@ -104,7 +104,7 @@ def test_a_folder_with_images_has_only_images(tmp_path: Path) -> None:
     (tmp_path / "README.txt").write_text("about these pictures\n")
     problems = Problems()
     assert len(list(DataFiles(tmp_path).records(problems))) == 2
-    assert "not an image" in problems.categories
+    assert "other file" in problems.categories
 
 
 def test_a_missing_file_is_named_and_counted(tmp_path: Path) -> None:

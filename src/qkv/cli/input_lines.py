@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from qkv.data.modalities import reads_images
+from qkv.data.modalities import reads_files
 from qkv.errors import QkvError
 from qkv.progress import OnProgress
 
@@ -120,7 +120,7 @@ class RunNotes:
             self.num_truncated += sum(result.finish_reason == "length" for result in results)
         self.num_in_parts += sum(bool(result.parts) for result in results) if self.why_parts else 0
         tokenizer = self.model.tokenizer
-        if tokenizer is None or tokenizer.special_tokens.unk is None or reads_images(self.model.config):
+        if tokenizer is None or tokenizer.special_tokens.unk is None or reads_files(self.model.config):
             return
         unk = tokenizer.special_tokens.unk
         with_unknown = [line for line, ids in zip(lines, tokenizer.encode_batch(lines), strict=True) if unk in ids]

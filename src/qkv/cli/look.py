@@ -90,7 +90,7 @@ def look(
 
     with fast_imports():
         from qkv.api import load
-        from qkv.data.modalities import reads_images
+        from qkv.data.modalities import reads_files
         from qkv.tasks.table import find_task
 
     loaded = load(model, device=device)
@@ -100,7 +100,7 @@ def look(
         is_pair = loaded.config.family == "encoder" and texts[0].count("\t") == 1
         first, _, second = texts[0].partition("\t")
         text: Any = (first, second) if is_pair else texts[0]
-        if reads_images(loaded.config):  # a path, or paths and a question
+        if reads_files(loaded.config):  # a path, or paths and a question
             text = find_task(loaded.config).read_line(texts[0])
         one_target = target[0] if target else None
         result = loaded.look(text, one_target, **chosen, beam=beam, max_tokens=max_tokens, name=model)

@@ -22,7 +22,7 @@ from qkv.cli.shared import (
     quantize_model,
     weight_precision,
 )
-from qkv.data.modalities import reads_images
+from qkv.data.modalities import reads_files
 from qkv.decode import GenerationOptions
 from qkv.errors import UsageError
 from qkv.files import replace_nonfinite
@@ -167,7 +167,7 @@ def run(
     if draft not in (None, "lookup"):
         generation["draft"] = load(draft, device=device)
     loaded = quantize_model(loaded, model, precision)
-    lines = InputLines(texts, batch_size, names_files=reads_images(loaded.config))
+    lines = InputLines(texts, batch_size, names_files=reads_files(loaded.config))
     task = choose_task(loaded.config, options)
     if (options.get("top", 0) > 1 or options.get("align")) and not texts and not json:
         option = f"--top {options['top']}" if options.get("top", 0) > 1 else "--align"

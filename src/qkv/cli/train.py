@@ -134,14 +134,14 @@ def report_lines(run: str) -> tuple[list[str], str]:
 
 def example_command(trained: "TrainingResult", sample: "Sample | None") -> str:
     """The command that tries a new model: a chat, or a run on a text that resembles its training data."""
-    from qkv.data.modalities import reads_images
+    from qkv.data.modalities import reads_files
     from qkv.tasks.table import find_task
 
     folder, task = shlex.quote(trained.run_end.folder), find_task(trained.config)
     folder += "".join(f" --import {plugin}" for plugin in trained.recipe.plugins)
     if "messages" in trained.fields:
         return f"qkv chat {folder}"
-    if reads_images(trained.config) and sample is not None and not Path(sample.source).is_file():
+    if reads_files(trained.config) and sample is not None and not Path(sample.source).is_file():
         sample = None  # a picture that is not a file, such as one that was generated
     return f"qkv run {folder} {example_input(sample, task.example_line(trained.fields))}"
 

@@ -138,7 +138,7 @@ MODALITIES = OpenTable[Modality](
         ),
         "numbers": Modality(check_list(check_index, "integers"), lambda numbers: ", ".join(map(str, numbers))),
     },
-    lazy={"image": "qkv.data.images:IMAGE"},
+    lazy={"image": "qkv.data.images:IMAGE", "audio": "qkv.data.sounds:AUDIO"},
 )
 
 
@@ -195,6 +195,6 @@ def describe_front_ends(config: Any) -> dict[str, dict[str, Any]]:
     return {name: own[payload.kind] for name, payload in payloads if payload is not None and payload.kind in own}
 
 
-def reads_images(config: Any) -> bool:
-    """Whether a model with this config reads images."""
-    return "image" in describe_front_ends(config)
+def reads_files(config: Any) -> bool:
+    """Whether a model with this config reads the content of files: images or sounds."""
+    return bool(describe_front_ends(config))

@@ -20,6 +20,7 @@ Family = Literal["encoder", "decoder", "seq2seq"]
 ENDS: dict[str, OpenTable[Any]] = {"front_ends": FRONT_ENDS, "back_ends": BACK_ENDS}
 """The fields of a config that list front ends and back ends, and the tables of their kinds."""
 FRONT_ENDS.add_built_in("patches", "qkv.images.config:PATCHES")
+FRONT_ENDS.add_built_in("log-mel", "qkv.sounds.config:LOG_MEL")
 BACK_ENDS.add_built_in("image-codes", "qkv.images.config:IMAGE_CODES")
 CONFIG_VERSION = 1
 """The version of `config.json`, increased when an older qkv would misread a newer file."""

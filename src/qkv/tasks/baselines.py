@@ -140,8 +140,8 @@ def has_sklearn(scorer: "TaskScorer", records: Sequence[Record]) -> bool:
 
 
 def reads_texts(scorer: "TaskScorer", records: Sequence[Record]) -> bool:
-    """Whether the records have texts, not images."""
-    return not has_images(scorer, records)
+    """Whether the records have texts, not images or sounds."""
+    return not any(isinstance(record.fields.get(name), bytes) for record in records[:1] for name in ("image", "audio"))
 
 
 def has_images(scorer: "TaskScorer", records: Sequence[Record]) -> bool:

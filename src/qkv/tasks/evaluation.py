@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from qkv.data.problems import InvalidRecord
 from qkv.data.records import Record
 from qkv.errors import UsageError, count_nouns, suggest_name
 from qkv.progress import OnProgress
@@ -106,8 +107,8 @@ def select_metrics(requested: Sequence[str], available: Sequence[str], default: 
 
 
 def select_decodable(records: Sequence[Record], notes: list[str]) -> list[Record]:
-    """The records whose images can be decoded. A note counts the others and names the first."""
-    problems = [find_bad_image(record) for record in records]
+    """The records whose images and sounds can be decoded. A note counts the others and names the first."""
+    problems = [find_bad_file(record) for record in records]
     usable = [record for record, problem in zip(records, problems, strict=True) if not problem]
     first = next(filter(None, problems), "")
     if not usable and first:
@@ -117,14 +118,15 @@ def select_decodable(records: Sequence[Record], notes: list[str]) -> list[Record
     return usable
 
 
-def find_bad_image(record: Record) -> str:
-    """Why an image of a record cannot be decoded; "" if all can."""
-    from qkv.images.files import BadImage, open_image
+def find_bad_file(record: Record) -> str:
+    """Why an image or a sound of a record cannot be decoded; "" if all can."""
+    from qkv.data.modalities import MODALITIES
 
-    for value in record.fields.values():
-        if isinstance(value, bytes):
+    for name, value in record.fields.items():
+        format = MODALITIES["audio" if name == "audio" else "image"].payload
+        if isinstance(value, bytes) and format is not None:
             try:
-                open_image(value)
-            except BadImage as bad:
-                return f"{record.location}: {bad.reason}"
+                format.store(value)
+            except InvalidRecord as invalid:
+                return f"{record.location}: {invalid.reason}"
     return ""

@@ -99,7 +99,8 @@ class TaskScorer(ABC):
         return "\n".join(" ".join(map(str, one)) if isinstance(one, list) else show_input(one) for one in values)
 
     def text(self, record: Record) -> str:
-        """The input of the model as text, for display and for baselines. An image is shown as the name of its file."""
+        """The input of the model as text, for display and for baselines. An image or a sound is shown as the name
+        of its file."""
         if any(isinstance(record.fields.get(name), bytes) for name in self.input_fields):
             texts = (record.fields.get(name) for name in self.input_fields)
             return " ".join([str(record.location), *(text for text in texts if isinstance(text, str))])
@@ -156,12 +157,12 @@ def has_texts(record: Record, *names: str) -> bool:
 
 
 def has_input(record: Record) -> bool:
-    """Whether a record has a text, or an image that can be decoded."""
-    if not isinstance(record.fields.get("image"), bytes):
+    """Whether a record has a text, or an image or a sound that can be decoded."""
+    if not any(isinstance(record.fields.get(name), bytes) for name in ("image", "audio")):
         return has_texts(record, "text")
-    from qkv.tasks.evaluation import find_bad_image
+    from qkv.tasks.evaluation import find_bad_file
 
-    return not find_bad_image(record)
+    return not find_bad_file(record)
 
 
 def has_number(record: Record) -> bool:

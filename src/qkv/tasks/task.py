@@ -176,10 +176,11 @@ class Task(ABC):
             )
         for number, value in enumerate(values, start=1):
             if not isinstance(value, str) and (problem := MODALITIES[modality].check(value)):
-                raise UsageError(f"{modality} {number} {problem}; give a path, the bytes of a file, or a Pillow image")
+                other = "an array of samples" if modality == "audio" else "a Pillow image"
+                raise UsageError(f"{modality} {number} {problem}; give a path, the bytes of a file, or {other}")
 
     def map_payloads(self, value: Any, function: Callable[[Any], Any]) -> Any:
-        """An input with `function` of each of its images. A server calls it for models that read images."""
+        """An input with `function` of each of its images or sounds. A server calls it for models that read them."""
         return function(value)
 
     def input_modality(self, config: Config) -> str:

@@ -2,7 +2,8 @@
 
     meta.json               counts, types, the problems found while building, and a checksum of itself
     <field>.tokens.bin      the tokens of all examples, concatenated: uint16 if they fit, else int32 (or float32);
-                            of payloads, the bytes of files (uint8), or rows of uint8 or float16
+                            of payloads, the bytes of files (uint8), samples of sounds (int16), or rows of uint8
+                            or float16
     <field>.offsets.bin     int64, N + 1 numbers for N examples: where each example begins, and the total
     <field>.lengths.bin     int32, N numbers: the length of each example
     location.files.bin      int32: the file that each example came from, as an index into the list in meta.json
@@ -32,6 +33,7 @@ META_FILE = "meta.json"
 DISK_DTYPES = {  # name in meta.json → dtype for numpy
     "uint8": "|u1",
     "uint16": "<u2",
+    "int16": "<i2",
     "int32": "<i4",
     "int64": "<i8",
     "float16": "<f2",

@@ -33,7 +33,7 @@ BATCH_CHARACTERS = 2**20  # a batch ends once it has this number of characters, 
 class FieldStorage:
     """How a field that is not tokens is stored: bytes of files ("uint8"), or arrays with rows of a fixed shape."""
 
-    dtype: Literal["uint8", "float16"]
+    dtype: Literal["uint8", "int16", "float16"]
     row_shape: tuple[int, ...] = ()
 
 

@@ -1,6 +1,7 @@
-"""Classification of one or two texts: a class, any number of labels, or a score such as the similarity of texts."""
+"""Classification of texts, pairs of texts, images and sounds: a class, any number of labels, or a score."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +31,7 @@ class ClassificationObjective(RecordObjective):
     """Records with the fields `first`, optionally `second`, and `label`, `labels` (of `num_classes`) or `score`.
 
     If two texts together are too long, the longer one is truncated first. With `first_format`, `first` is a payload,
-    such as an image, which is never truncated.
+    such as an image or a sound, which is never truncated.
     """
 
     name = "classification"
@@ -172,6 +173,16 @@ IMAGE_COLUMNS = (
     *("img", "picture", "photo", "image_path", "image_file", "file_name", "filename", "path"),
     *("image.bytes", "img.bytes", "picture.bytes", "photo.bytes"),
 )
+AUDIO_COLUMNS = (
+    *("sound", "wav", "clip", "recording", "audio_path", "audio_file", "audio_filepath", "wav_path"),
+    *("audio.bytes", "sound.bytes"),
+)
+SOUND_FIELDS = (
+    RecordField("audio", AUDIO_COLUMNS, "audio"),
+    RecordField("start", ("start_time", "begin"), "number", optional=True, only_with="audio"),
+    RecordField("end", ("end_time", "stop"), "number", optional=True, only_with="audio"),
+)
+"""A sound, and the part of its file in seconds."""
 TEXT_COLUMNS = (
     *("sentence", "sentence1", "sentence_a", "premise", "first"),
     *("content", "review", "question", "text1", "a"),
@@ -185,6 +196,7 @@ SPEC = ObjectiveSpec(
     fields=(
         RecordField("text", TEXT_COLUMNS, optional=True),
         RecordField("image", IMAGE_COLUMNS, "image", optional=True),
+        *(replace(one, optional=True) for one in SOUND_FIELDS),
         RecordField("second", ("sentence2", "sentence_b", "hypothesis", "question2", "text2", "b"), optional=True),
         RecordField(
             "label",
@@ -205,7 +217,7 @@ SPEC = ObjectiveSpec(
         ),
         RecordField("score", ("similarity", "relatedness_score", "rating", "value"), "number", optional=True),
     ),
-    alternatives=(("text", "image"), ("label", "score")),
+    alternatives=(("text", "image", "audio"), ("label", "score")),
     class_field="label",
     pair_field="second",
     group_by="text",

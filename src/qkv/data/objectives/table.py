@@ -169,7 +169,7 @@ def payload_formats(
     if formats and not spec.reads_payloads:
         raise UsageError(f"{spec.name} reads only texts, but its field {next(iter(formats))!r} is a payload")
     if augment and not formats:
-        raise UsageError(f"data.augment = {list(augment)} changes images, but the records have none; leave it out")
+        raise UsageError(f"data.augment = {list(augment)} changes images and sounds, but there are none; leave it out")
     return formats
 
 

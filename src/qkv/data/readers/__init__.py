@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 
-FORMATS_OF_CONTENT = {"images", "archive", "idx"}
+FORMATS_OF_CONTENT = {"images", "sounds", "archive", "idx"}
 """Formats whose records have the content of files, not their paths."""
 
 

@@ -4,7 +4,7 @@ Files are sorted, so that two machines agree. In a folder or glob, a file with a
 left out; if the user named it explicitly, its content says its format.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from glob import glob, has_magic
 from os import PathLike
@@ -23,6 +23,8 @@ PathArgument = str | PathLike[str]
 PathsArgument = PathArgument | Sequence[PathArgument] | Mapping[str, "PathArgument | Sequence[PathArgument]"]
 
 UNREAD_ARCHIVES = {".7z", ".rar"}
+KALDI_FILES = ("wav.scp", "text", "segments", "utt2spk")
+TRANSCRIPTS = ".trans.txt"  # of all sounds of a folder
 IDX_NAME = "idx3-ubyte"  # in the names of MNIST's files of images, which may have no extension
 
 
@@ -60,8 +62,10 @@ def find_file_groups(
         files, is_explicit = _expand_path(path)
         num_before = len(groups)
         formats: dict[str, str] = {}  # by extension; in a folder, the first file with an extension decides for all
-        together: list[Path] = []  # image files
+        together: dict[str, list[Path]] = {}  # images or sounds by their format
         for file in files:
+            if file.name in KALDI_FILES[1:] and file.with_name(KALDI_FILES[0]).is_file() and not is_explicit:
+                continue
             extension = format_extension(file)
             if format is None and extension in SNIFFED_EXTENSIONS and extension not in formats:
                 formats[extension] = _sniff(file, FORMAT_BY_EXTENSION[extension], options or ReadOptions(), problems)
@@ -71,7 +75,10 @@ def find_file_groups(
             if not found and is_explicit:
                 found = _guess(file, options or ReadOptions(), problems)
             if found in GROUPED_FORMATS:
-                together.append(file)
+                together.setdefault(found, []).append(file)
+            elif found == "kaldi":
+                siblings = (file.with_name(name) for name in KALDI_FILES[1:])
+                groups.append(FileGroup("kaldi", (file, *(path for path in siblings if path.is_file()))))
             elif found == "idx":
                 groups.append(FileGroup("idx", (file, *filter(None, [find_labels(file)]))))
             elif found:
@@ -80,15 +87,38 @@ def find_file_groups(
                 reason = f"not read, because the extension is unknown; {_format_hint()}"
                 problems.note("unknown extension", FileLocation(str(file)), reason)
         if together:
-            for group in groups[num_before:]:
-                reason = "not read, because the folder has images; name it to read it"
-                problems.note("not an image", FileLocation(str(group.paths[0])), reason)
-            root = to_path(path) if to_path(path).is_dir() else Path()
-            names = tuple(file.relative_to(root).as_posix() if root in file.parents else str(file) for file in together)
-            groups[num_before:] = [FileGroup("images", tuple(together), names)]
+            groups[num_before:] = _make_content_groups(path, together, groups[num_before:], problems)
         if len(groups) == num_before:
             raise QkvError(f"no file in {path} has a known extension; {_format_hint()}")
     return groups
+
+
+def _make_content_groups(
+    path: PathArgument, together: Mapping[str, list[Path]], others: Sequence[FileGroup], problems: Problems
+) -> list[FileGroup]:
+    """The groups of images and of sounds in a folder. Text files beside sounds may have their transcripts; other files
+    of the folder are reported.
+    """
+    sounds = {file.with_suffix("") for file in together.get("sounds", ())}
+    transcripts = [group.paths[0] for group in others if is_transcript(group.paths[0], sounds)]
+    for group in others:
+        if group.paths[0] not in transcripts:
+            reason = f"not read, because the folder has {' and '.join(together)}; name it to read it"
+            problems.note("other file", FileLocation(str(group.paths[0])), reason)
+    root = to_path(path) if to_path(path).is_dir() else Path()
+    made = []
+    for format, files in together.items():
+        paths = [*files, *transcripts] if format == "sounds" else files
+        names = tuple(file.relative_to(root).as_posix() if root in file.parents else str(file) for file in paths)
+        made.append(FileGroup(format, tuple(paths), names))
+    return made
+
+
+def is_transcript(path: Path, sounds: Collection[Path]) -> bool:
+    """Whether a text file beside sounds has the transcript of one of them, or of several. `sounds` lack extensions."""
+    if path.name.endswith(TRANSCRIPTS):
+        return any(path.parent == sound.parent for sound in sounds)
+    return path.suffix.lower() == ".txt" and path.with_suffix("") in sounds
 
 
 def list_paths(paths: PathsArgument) -> list[PathArgument]:

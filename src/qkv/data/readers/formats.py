@@ -31,9 +31,11 @@ FORMATS = OpenTable[ReadFiles](
         "aligned": "qkv.data.readers.aligned:read_aligned",
         "parquet": "qkv.data.readers.parquet:read_parquet",
         "datasets": "qkv.data.readers.hf_datasets:read_hf_dataset",
-        "images": "qkv.data.readers.images:read_images",
-        "archive": "qkv.data.readers.images:read_archive",
+        "images": "qkv.data.readers.contents:read_files",
+        "sounds": "qkv.data.readers.contents:read_files",
+        "archive": "qkv.data.readers.contents:read_archive",
         "idx": "qkv.data.readers.idx:read_idx",
+        "kaldi": "qkv.data.readers.kaldi:read_kaldi",
     },
 )
 
@@ -41,6 +43,7 @@ IMAGE_EXTENSIONS = (
     *(".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm"),
 )
+SOUND_EXTENSIONS = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aiff", ".aif", ".au", ".caf", ".sph")
 FORMAT_BY_EXTENSION = {
     ".txt": "text",
     ".text": "text",
@@ -63,11 +66,13 @@ FORMAT_BY_EXTENSION = {
     ".zip": "archive",
     ".idx3-ubyte": "idx",
     **dict.fromkeys(IMAGE_EXTENSIONS, "images"),
+    **dict.fromkeys(SOUND_EXTENSIONS, "sounds"),
     **dict.fromkeys((".fasta", ".fa", ".faa", ".fas", ".fna"), "fasta"),
     ".3line": "three-line",
+    ".scp": "kaldi",
 }
-GROUPED_FORMATS = ("images",)
-"""Formats whose files are read together: a folder of them is one group."""
+GROUPED_FORMATS = {"images": "image", "sounds": "audio"}
+"""Formats whose files are read together, because a folder of them is one group, and the field of their content."""
 
 
 def register_reader(name: str, read: ReadFiles, *, extensions: Collection[str] = (), replace: bool = False) -> None:

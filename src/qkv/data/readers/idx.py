@@ -7,9 +7,9 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from qkv.data.readers.contents import LABEL_FIELD
 from qkv.data.readers.decompress import DecompressedFile
 from qkv.data.readers.find_files import FileGroup
-from qkv.data.readers.images import LABEL_FIELD
 from qkv.data.readers.options import ReadContext
 from qkv.data.records import FileLocation, Record
 from qkv.errors import QkvError

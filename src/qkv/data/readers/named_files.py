@@ -1,9 +1,11 @@
 """Files that a table names: a path in a field of a record is replaced by the content of the file.
 
 A path is relative to the folder of the table. A field may also have the bytes themselves, as in Parquet, or a data URL.
+With `start` and `end` in seconds, only this part of a sound is read.
 """
 
 import binascii
+import math
 from base64 import b64decode
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -11,10 +13,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from qkv.data.modalities import parse_number
 from qkv.data.problems import InvalidRecord, Problems
 from qkv.data.records import Record
 from qkv.files import to_path
 from qkv.images.files import read_file
+from qkv.sounds.config import SOUND_FIELD
 
 DATA_URL = "data:"
 
@@ -25,9 +29,9 @@ def read_named_files(records: Iterable[Record], fields: Collection[str], problem
     """
     for record in records:
         values = {name: record.fields[name] for name in fields if name in record.fields}
-        if any(not isinstance(value, bytes) for value in values.values()):
+        if has_part(record) or any(not isinstance(value, bytes) for value in values.values()):
             try:
-                read = {name: read_value(value, record) for name, value in values.items()}
+                read = {name: read_value(value, record, name) for name, value in values.items()}
             except InvalidRecord as invalid:
                 problems.leave_out(invalid, record.location)
                 continue
@@ -35,19 +39,41 @@ def read_named_files(records: Iterable[Record], fields: Collection[str], problem
         yield record
 
 
-def read_value(value: Any, record: Record) -> Any:
+def has_part(record: Record) -> bool:
+    """Whether a record has a part of a sound."""
+    return SOUND_FIELD in record.fields and any(record.fields.get(name) not in (None, "") for name in ("start", "end"))
+
+
+def read_part(value: Any, record: Record) -> bytes:
+    """The part of a sound from `start` to `end` seconds, as the bytes of a WAV file. Raises `InvalidRecord`."""
+    from qkv.sounds.files import BadSound, read_wav_part
+
+    given = {name: record.fields[name] for name in ("start", "end") if record.fields.get(name) not in (None, "")}
+    times = {name: parse_number(record, name) for name in given}
+    start, end = times.get("start", 0.0), times.get("end", math.inf)
+    if not 0 <= start < end:
+        raise InvalidRecord(f"the part from {start:g} to {end:g} seconds is empty", "wrong times")
+    try:
+        return read_wav_part(value if isinstance(value, bytes) else find_named_file(value, record), start, end)
+    except BadSound as bad:
+        raise InvalidRecord(bad.reason, bad.category) from None
+
+
+def read_value(value: Any, record: Record, name: str = "") -> Any:
     """The bytes of a value: the value itself, bytes inside it, or the content of the file that it names. Raises
     `InvalidRecord`.
     """
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):  # an image of the library `datasets`
-        return value["bytes"]
+        value = value["bytes"]
+    if isinstance(value, str) and value.startswith(DATA_URL):
+        value = read_data_url(value)
     if not isinstance(value, str):
-        return value
-    if value.startswith(DATA_URL):
-        return read_data_url(value)
+        return read_part(value, record) if name == SOUND_FIELD and has_part(record) else value
     if not value.strip():
         raise InvalidRecord("the path of the file is empty", "no file")
     try:
+        if name == SOUND_FIELD and has_part(record):
+            return read_part(value, record)
         return read_file(find_named_file(value, record))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error

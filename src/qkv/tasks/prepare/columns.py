@@ -14,6 +14,7 @@ from qkv.data.objectives.table import OBJECTIVES, RecordField
 from qkv.data.proteins import COLUMN_NAMES
 from qkv.data.readers.columns import get_nested
 from qkv.errors import UsageError, suggest_name
+from qkv.sounds.config import SOUND_FIELD
 from qkv.text.residues import look_like_proteins
 
 
@@ -118,7 +119,8 @@ def find_modality(kind: str, records: Sequence[Record], columns: Mapping[str, st
 def drop_alternatives(kind: str, found: Mapping[str, str]) -> dict[str, str]:
     """Remove fields that are not read beside others, such as a score beside a label."""
     spec = OBJECTIVES[kind]
-    dropped = {name for group in spec.alternatives for name in [name for name in group if name in found][1:]}
+    groups = (sorted(group, key=lambda name: name != SOUND_FIELD) for group in spec.alternatives)  # not its transcript
+    dropped = {name for group in groups for name in [name for name in group if name in found][1:]}
     for one in spec.fields:  # a single text has a label or a score, and a pair only a score
         if one.unless and {one.name, "score"} & found.keys():
             dropped.add("label")

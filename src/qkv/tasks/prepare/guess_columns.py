@@ -16,7 +16,7 @@ from qkv.data import Record
 from qkv.data.modalities import MODALITIES
 from qkv.data.objectives.table import OBJECTIVES, RecordField
 from qkv.data.readers.columns import get_nested, is_number
-from qkv.data.readers.formats import FORMAT_BY_EXTENSION
+from qkv.data.readers.formats import FORMAT_BY_EXTENSION, GROUPED_FORMATS
 from qkv.data.readers.joined_columns import JOINED_BY, split_joined
 from qkv.data.span_tags import is_segments, is_spans
 from qkv.errors import UsageError, shorten
@@ -150,11 +150,13 @@ class _Guess:
         self.readings = [{**reading, **choice} for choice in choices for reading in self.readings]
 
     def read_files(self) -> None:
-        """Give fields of images the columns whose values are names of image files."""
-        fields = [one for one in OBJECTIVES[self.kind].fields if one.modality == "image"]
-        files = [column for column in self.columns if column.given and all(map(is_image_path, column.given))]
-        for one, column in zip(fields, files, strict=False):
-            self.choose({one.name: column.name})
+        """Give fields of images and sounds the columns whose values are names of such files."""
+        for modality in GROUPED_FORMATS.values():
+            fields = [one for one in OBJECTIVES[self.kind].fields if one.modality == modality]
+            columns = (column for column in self.columns if column.given)
+            files = [column for column in columns if {*map(file_modality, column.given)} == {modality}]
+            for one, column in zip(fields, files, strict=False):
+                self.choose({one.name: column.name})
 
     def read_names(self) -> None:
         """Give fields the columns with names that are known for them, or that have such a name as a part.
@@ -358,9 +360,9 @@ def _joined(columns: Sequence[Column]) -> Reading:
     return {"text": JOINED_BY.join(column.name for column in columns)}
 
 
-def is_image_path(value: str) -> bool:
-    """Whether a value is the name of an image file."""
-    return FORMAT_BY_EXTENSION.get(PurePath(value).suffix.lower()) == "images"
+def file_modality(value: str) -> str:
+    """The modality of a file by its name: image, audio, or "" for any other value."""
+    return GROUPED_FORMATS.get(FORMAT_BY_EXTENSION.get(PurePath(value).suffix.lower(), ""), "")
 
 
 def is_payload(one: RecordField) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.data.modalities import reads_images
+from qkv.data.modalities import reads_files
 from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
@@ -49,7 +49,7 @@ def compute_logits(model: TextModel, texts: Sequence[TextOrPair]) -> tuple[np.nd
     Texts are laid out and truncated as in training.
     """
     num_outputs = model.config.head.outputs
-    if texts and reads_images(model.config):
+    if texts and reads_files(model.config):
         from qkv.tasks.run.payloads import compute_payload_logits
 
         return compute_payload_logits(model, texts), np.zeros(len(texts), np.int64)
@@ -88,8 +88,9 @@ def compute_mean_logits(model: TextModel, texts: Sequence[TextOrPair]) -> np.nda
 
 
 def record_text(record: Record) -> Any:
-    """A record's text, its two texts, or its image."""
-    if "image" in record.fields:
-        return record.fields["image"]
+    """A record's text, its two texts, its image or its sound."""
+    for name in ("image", "audio"):
+        if name in record.fields:
+            return record.fields[name]
     second = record.fields.get("second")
     return (record.fields["text"], second) if isinstance(second, str) else record.fields["text"]

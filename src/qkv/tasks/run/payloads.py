@@ -1,6 +1,6 @@
-"""Images (or sounds) that a caller gives become parts of a model's input, and a classifier's logits of them.
+"""Images or sounds that a caller gives become parts of a model's input, and a classifier's logits of them.
 
-N images, V classes
+N images or sounds, V classes
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,10 @@ from qkv.tasks.text_model import TextModel
 from qkv.text import Tokenizer
 
 
-def find_format(config: Config, modality: str = "image") -> PayloadFormat:
-    """How a model reads the values of a modality."""
+def find_format(config: Config, modality: str = "") -> PayloadFormat:
+    """How a model reads the values of a modality; by default, of the first that it reads."""
     settings = describe_front_ends(config)
+    modality = modality or next(iter(settings), "image")
     format = MODALITIES.find(modality).payload
     if format is None or modality not in settings:
         read = ", ".join(settings) or "only texts"
@@ -43,31 +44,33 @@ def make_item(format: PayloadFormat, value: Any, where: str) -> PayloadItem:
     return PayloadItem(format.kind, torch.from_numpy(vectors), size, format.front_end.length(size))
 
 
-def make_prompt(
-    tokenizer: Tokenizer, config: Config, images: Sequence[Any], text: str = "", where: str = "the image"
-) -> Prompt:
-    """The input of a model of images, which is laid out as in training: the images, then the text."""
+def make_prompt(tokenizer: Tokenizer, config: Config, values: Sequence[Any], text: str = "", where: str = "") -> Prompt:
+    """The input of a model of images or sounds, which is laid out as in training: the values, then the text."""
     format = find_format(config)
     is_source = config.family == "seq2seq"
     template = (SpecialTokenTemplate.for_source if is_source else SpecialTokenTemplate.from_tokenizer)(tokenizer)
-    items = [make_item(format, image, where) for image in images]
+    where = where or f"the {next(iter(describe_front_ends(config)))}"
+    items = [make_item(format, value, where) for value in values]
     ids = tokenizer.encode(text, add_special_tokens=False) if text else []
     return join_parts([template.prefix, *items, ids, template.suffix], tokenizer.special_tokens.pad or 0)
 
 
 def encode_input(tokenizer: Tokenizer, config: Config, value: Any) -> Prompt:
-    """What a caller gives to the task of a model of images, such as a path, or an image and a question."""
+    """What a caller gives to the task of a model of images or sounds, such as a path, or an image and a question."""
     task: Any = find_task(config)
     images, text = task.split_input(value) if hasattr(task, "split_input") else ((value,), "")
     return make_prompt(tokenizer, config, images, text)
 
 
 def compute_payload_logits(model: TextModel, values: Sequence[Any]) -> np.ndarray:
-    """The logits (N, V) of a classifier for images, which are laid out as in training."""
+    """The logits (N, V) of a classifier for images or sounds, which are laid out as in training."""
+    name = next(iter(describe_front_ends(model.config)))
     logits = np.zeros((len(values), model.config.head.outputs), np.float32)
     with eval_mode(model.network):
         for chosen in batches([1] * len(values), model.batch_size, model.progress):
-            prompts = [make_prompt(model.tokenizer, model.config, (values[i],), where=f"image {i + 1}") for i in chosen]
+            prompts = [
+                make_prompt(model.tokenizer, model.config, (values[i],), where=f"{name} {i + 1}") for i in chosen
+            ]
             inputs = Inputs.from_sequences(prompts, always_document_ids=True, device=model.network.device)
             x, layout = model.network.hidden(inputs, tap=model.tap)
             logits[chosen] = at_least_float32(model.network.head(x, layout)).cpu().numpy()
@@ -75,6 +78,6 @@ def compute_payload_logits(model: TextModel, values: Sequence[Any]) -> np.ndarra
 
 
 def join_parts(parts: Sequence[Sequence[int] | PayloadItem], placeholder_id: int = 0) -> Prompt:
-    """A sequence of ids and images for an encoder, in which every placeholder has a position of its own."""
+    """A sequence of ids, images and sounds for an encoder, in which every placeholder has a position of its own."""
     made = [part if isinstance(part, PayloadItem) else list(part) for part in parts]
     return Prompt(Inputs.from_parts(made, placeholder_id=placeholder_id, share_positions=False))

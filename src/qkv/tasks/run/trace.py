@@ -7,7 +7,7 @@ import torch
 
 from qkv.blocks import Inputs
 from qkv.blocks.inputs import as_prompt
-from qkv.data.modalities import describe_front_ends
+from qkv.data.modalities import reads_files
 from qkv.decode import GenerationOptions, generate
 from qkv.decode.runner import start_token
 from qkv.errors import UsageError
@@ -54,7 +54,7 @@ def encode_text(tokenizer: Tokenizer | None, config: Config, text: Text) -> tupl
         return as_prompt(text), None
     if isinstance(text, torch.Tensor):
         text = text.tolist()
-    if not isinstance(text, list) and "image" in describe_front_ends(config):
+    if not isinstance(text, list) and reads_files(config):
         from qkv.tasks.run.payloads import encode_input
 
         return encode_input(require_tokenizer(tokenizer), config, text), None

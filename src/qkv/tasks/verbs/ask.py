@@ -8,7 +8,7 @@ from qkv.data.records import Record
 from qkv.errors import UsageError
 from qkv.models import Config
 from qkv.tasks.baselines import index_texts, predict_most_frequent
-from qkv.tasks.evaluation import find_bad_image, select_decodable, select_usable
+from qkv.tasks.evaluation import find_bad_file, select_decodable, select_usable
 from qkv.tasks.image_to_text import ImageTextScorer, ImageToText
 from qkv.tasks.scorer import Baseline, Metric, TaskScorer
 from qkv.tasks.starters.starter import Starter
@@ -85,7 +85,7 @@ class AskTask(ImageToText):
 
     def is_usable(self, record: Record) -> bool:
         texts = all(isinstance(record.fields.get(name), str) for name in ("question", "answer"))
-        return texts and isinstance(record.fields.get("image"), bytes) and not find_bad_image(record)
+        return texts and isinstance(record.fields.get("image"), bytes) and not find_bad_file(record)
 
     def select(self, config: Config, records: Sequence[Record], options: Any, notes: list[str]) -> list[Record]:
         return select_decodable(select_usable(records, notes, image=bytes, question=str, answer=str), notes)

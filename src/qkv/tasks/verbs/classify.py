@@ -1,4 +1,4 @@
-"""Classify: predict the class of a text, a pair of texts or an image, or a score if the head has a single output."""
+"""Classify: predict the class of a text, a pair of texts, an image or a sound; or a score, with a single output."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from qkv.data.modalities import parse_number, reads_images
+from qkv.data.modalities import parse_number, reads_files
 from qkv.data.problems import InvalidRecord
 from qkv.data.records import Record
 from qkv.errors import UsageError, count_nouns, shorten
@@ -38,7 +38,7 @@ from qkv.tasks.text_model import TextModel
 from qkv.values import Limits
 
 OUT_OF_SCOPE = "(out of scope)"
-CLASSIFIED_FIELDS = ("text", "second", "image")
+CLASSIFIED_FIELDS = ("text", "second", "image", "audio")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,11 +352,11 @@ def format_names(names: Sequence[str], max_names: int = 8) -> str:
 
 
 class ClassifyTask(RecordTask):
-    """Predict the class, the labels or the score of a text, of two texts, or of an image."""
+    """Predict the class, the labels or the score of a text, of two texts, of an image or of a sound."""
 
     name = "classify"
     description = "predicts the class or the score of a text"
-    question = "Classify texts or images."
+    question = "Classify texts, images or sounds."
     title = "Label"
     objective = "classification"
     inputs, target = ("text", "second"), "label"
@@ -377,7 +377,7 @@ class ClassifyTask(RecordTask):
 
     def check_model(self, config: Config, texts: Sequence[Any]) -> None:
         """Raise an error if a classifier that was trained on single texts reads a pair, or the other way round."""
-        if config.reads_pairs is None or reads_images(config):
+        if config.reads_pairs is None or reads_files(config):
             return
         for number, text in enumerate(texts):
             if isinstance(text, str) == config.reads_pairs:
@@ -393,7 +393,8 @@ class ClassifyTask(RecordTask):
                 )
 
     def decode(self, model: TextModel, texts: Sequence[TextOrPair], options: ClassifyOptions) -> list[Any]:
-        """The class, the labels or the score of each text; for a model of images, of each image: a path or its content.
+        """The class, the labels or the score of each text; for a model of images or sounds, of each file: its path or
+        content.
 
         If no class has a probability of at least `threshold`, the text is out of scope: its label is None, and
         `rejected_label` is the most likely class. A model with several labels per text gives all labels that reach the
@@ -405,15 +406,15 @@ class ClassifyTask(RecordTask):
             raise UsageError(
                 "this model predicts a score, not a class, so it has no top and no threshold; leave them out"
             )
-        is_image = reads_images(model.config)
-        if options.too_long == "split" and not is_image:
+        is_file = reads_files(model.config)
+        if options.too_long == "split" and not is_file:
             logits = compute_mean_logits(model, texts)
         else:
             logits, lengths = compute_logits(model, texts)
             handle_long_texts(texts, lengths, model.config, options)
         predictions = []
         for number, (text, row) in enumerate(zip(texts, logits, strict=True), start=1):
-            is_empty = not is_image and not all(part.strip() for part in as_tuple(text))
+            is_empty = not is_file and not all(part.strip() for part in as_tuple(text))
             if is_empty and head.is_regression:
                 raise UsageError(f"text {number} is empty ({text!r}), so it has no score; leave it out")
             made = make_prediction(model.config, row, options.top, options.threshold)
@@ -426,12 +427,13 @@ class ClassifyTask(RecordTask):
         head = config.head
         check_second_texts(config, records)
         needed: dict[str, Any] = {"second": str} if config.reads_pairs else {}
-        needed |= {"image": bytes} if reads_images(config) else {"text": str}
+        modality = self.input_modality(config)
+        needed |= {"text": str} if modality == "text" else {modality: bytes}
         needed["score" if head.is_regression else "label"] = (
             (int, float, str) if head.is_regression else (str, int, list) if head.multi_label else (str, int)
         )
         usable = select_usable(records, notes, **needed)
-        if reads_images(config):
+        if reads_files(config):
             usable = select_decodable(usable, notes)
         if config.reads_pairs is False and any(isinstance(one.fields.get("second"), str) for one in usable):
             usable = [Record({**one.fields, "second": None}, one.location) for one in usable]

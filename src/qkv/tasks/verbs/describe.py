@@ -11,7 +11,7 @@ from typing import Any
 from qkv.data.records import Record
 from qkv.models import Config
 from qkv.tasks.baselines import predict_most_frequent, predict_nearest_image
-from qkv.tasks.evaluation import find_bad_image, select_decodable, select_usable
+from qkv.tasks.evaluation import find_bad_file, select_decodable, select_usable
 from qkv.tasks.image_to_text import ImageTextScorer, ImageToText
 from qkv.tasks.metrics import mean_score
 from qkv.tasks.scorer import Baseline, Metric, TaskScorer
@@ -94,7 +94,7 @@ class DescribeTask(ImageToText):
 
     def is_usable(self, record: Record) -> bool:
         has_both = isinstance(record.fields.get("image"), bytes) and isinstance(record.fields.get("caption"), str)
-        return has_both and not find_bad_image(record)
+        return has_both and not find_bad_file(record)
 
     def select(self, config: Config, records: Sequence[Record], options: Any, notes: list[str]) -> list[Record]:
         return select_decodable(select_usable(records, notes, image=bytes, caption=str), notes)

@@ -16,7 +16,7 @@ from qkv.data.records import Record
 from qkv.decode import GenerationOptions, draw
 from qkv.errors import UsageError
 from qkv.models import Config
-from qkv.tasks.evaluation import EvaluationOptions, find_bad_image, select_decodable, select_usable
+from qkv.tasks.evaluation import EvaluationOptions, find_bad_file, select_decodable, select_usable
 from qkv.tasks.metrics import mean_score
 from qkv.tasks.record_task import RecordTask
 from qkv.tasks.results import Result
@@ -107,7 +107,7 @@ class DrawingScorer(TaskScorer):
 
     def is_usable(self, record: Record) -> bool:
         has_both = isinstance(record.fields.get("caption"), str) and isinstance(record.fields.get("image"), bytes)
-        return has_both and not find_bad_image(record)
+        return has_both and not find_bad_file(record)
 
     def expected(self, record: Record) -> Any:
         from qkv.data.objectives.drawing import encode_picture

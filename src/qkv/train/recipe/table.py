@@ -4,7 +4,7 @@ Unknown keys and values of the wrong type are errors. The message names the key 
 the recipe file, if there is one, and the line if the key is found there. Fields for all stacks are keys of `[model]`.
 Fields for one stack, for the head or for the front end of words are keys of `[model.encoder]`, `[model.decoder]`,
 `[model.head]` and `[model.words]`.
-`[model.image]` says how images are read.
+`[model.image]` and `[model.audio]` say how images and sounds are read.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,6 +15,7 @@ from qkv.blocks import HeadConfig, StackConfig
 from qkv.blocks.words import WordsConfig
 from qkv.errors import UsageError, shorten, suggest_name
 from qkv.images.config import PatchesConfig
+from qkv.sounds.config import LogMelConfig
 from qkv.train.recipe.schema import MixSource, ModelSection, Recipe
 from qkv.train.recipe.toml import parse_value
 from qkv.values import TOML, Partial, Reader, find_fields
@@ -27,7 +28,10 @@ STACKS = ("encoder", "decoder")
 SECTIONS = ("data", "tokenizer", "model", "objective", "train")
 DERIVED_HEAD_FIELDS = frozenset({"kind", "outputs", "labels", "tied", "next_sentence_classes"})
 """Fields of a head that follow from the data and from [model], so that a recipe cannot set them."""
-FRONT_END_TABLES = {"image": Partial(PatchesConfig, frozenset({"features"}))}
+FRONT_END_TABLES = {
+    "image": Partial(PatchesConfig, frozenset({"features"})),
+    "audio": Partial(LogMelConfig, frozenset({"features"})),
+}
 """The tables of [model] for what the records have besides texts, by modality."""
 MODEL_TABLES = {
     **dict.fromkeys(STACKS, Partial(StackConfig)),

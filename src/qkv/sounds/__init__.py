@@ -1,0 +1,7 @@
+"""Sounds: sound files → samples → frames of a log-mel spectrogram → vectors.
+
+config        how a model reads sounds: sampling rate, frames, mel bands
+files         sound files → samples; needs soundfile and soxr
+mel           samples → frames of a log-mel spectrogram, as Whisper computes them
+front_end     frames → vectors, by two convolutions
+"""

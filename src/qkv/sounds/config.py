@@ -1,0 +1,58 @@
+"""The config of the front end for sounds: the sampling rate, the frames and the mel bands of the spectrogram."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from qkv.blocks.front_ends import FrontEndConfig, FrontEndKind
+from qkv.lazy import lazy_function
+from qkv.values import Limits
+
+SOUND_FIELD = "audio"
+"""The field of a record with a sound. `start` and `end`, in seconds, choose a part of its file."""
+WINDOW_SECONDS, HOP_SECONDS = 0.025, 0.010
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogMelConfig(FrontEndConfig):
+    """A sound becomes a frame of a log-mel spectrogram every 10 ms, and a vector for every `stride` frames."""
+
+    kind: ClassVar[str] = "log-mel"
+    features: Annotated[int, Limits(0)] = 0  # follows from `mels`
+    rate: Annotated[int, Limits(2000, 192_000)] = 16_000  # samples in a second; other files are resampled
+    mels: Annotated[int, Limits(1, 512)] = 80  # bands of the spectrogram
+    stride: Literal[2, 4] = 2  # frames of a vector: 2 is 20 ms, as in Whisper
+    positions: Literal["sinusoidal", "none"] = "none"  # added to the vectors
+
+    def __post_init__(self) -> None:
+        if self.rate % 1000:
+            raise ValueError(f"rate = {self.rate} is not a multiple of 1,000 Hz; use 8000, 16000 or 24000")
+        if self.features not in (0, self.mels):
+            raise ValueError(f"features = {self.features}, but a frame has {self.mels} numbers; leave it out")
+        object.__setattr__(self, "features", self.mels)
+        super().__post_init__()
+
+    @property
+    def window(self) -> int:
+        """The samples of a frame."""
+        return round(WINDOW_SECONDS * self.rate)
+
+    @property
+    def hop(self) -> int:
+        """The samples from one frame to the next."""
+        return round(HOP_SECONDS * self.rate)
+
+    @property
+    def seconds(self) -> float:
+        """The time from one vector to the next."""
+        return self.stride * HOP_SECONDS
+
+    def count_frames(self, num_samples: int) -> int:
+        """The number of frames, at least 1."""
+        return max(1, -(-num_samples // self.hop))
+
+    def length(self, size: tuple[int, int]) -> int:
+        """The number of vectors of (frames, 1)."""
+        return -(-size[0] // self.stride)
+
+
+LOG_MEL = FrontEndKind(LogMelConfig, lazy_function("qkv.sounds.front_end:Convolutions"))
