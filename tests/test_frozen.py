@@ -8,7 +8,7 @@ from qkv.models import Config
 from qkv.train.recipe.schema import Recipe
 
 STACK = """
-vocab_size width layers heads ffn_width kv_heads head_dim embedding_width num_layer_groups
+vocab_size width layers heads ffn_width kv_heads head_dim embedding_width embedding_window num_layer_groups
 position max_positions position_offset rotary_base rotary_base_sliding rotary_fraction rotary_scaling
 relative_buckets relative_max_distance
 sliding_window sliding_window_layers

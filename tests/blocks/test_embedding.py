@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.nn.functional import conv1d
 
 from qkv.blocks.config import StackConfig
 from qkv.blocks.embedding import Embedding
@@ -78,3 +79,19 @@ def test_dropout_acts_in_training_alone(small: Config) -> None:
     assert torch.equal(layer(IDS, POSITION), layer.token.weight[IDS])
     dropped = layer.train()(IDS, POSITION)
     assert 0 < int((dropped == 0).sum()) < dropped.numel()
+
+
+def test_a_window_is_a_convolution_inside_each_document(small: Config) -> None:
+    layer = embedding(small(position="none", embedding_width=4, embedding_window=2))
+    assert layer.project is not None
+    ids, documents = torch.tensor([[3, 7, 7, 1, 0, 39]]), torch.tensor([[1, 1, 1, 2, 2, 0]])
+    kernel = layer.project.weight.view(16, 5, 4).transpose(1, 2)
+    expected = conv1d(layer.token.weight[ids].mT, kernel, layer.project.bias, padding=2).mT
+    positions = torch.arange(6)[None]
+    assert torch.allclose(layer(ids, positions), expected, atol=1e-15)
+    packed = layer(ids, positions, None, documents)
+    for part in (ids[:, :3], ids[:, 3:5]):
+        at = 0 if part.shape[1] == 3 else 3
+        alone = layer(part, positions[:, : part.shape[1]])
+        assert torch.allclose(packed[:, at : at + part.shape[1]], alone, atol=1e-15)
+    assert not torch.allclose(packed, expected), "the negative control: without documents, neighbours are read"

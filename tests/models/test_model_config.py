@@ -42,6 +42,8 @@ def test_the_family_is_which_stacks_there_are(stack_config: Make) -> None:
             {"encoder": {"embedding_width": 8}, "decoder": {}, "share_embeddings": True},
             "share_embeddings needs one embedding_width",
         ),
+        ({"decoder": {"embedding_window": 2}}, "embedding_window is for a model of family 'encoder', not 'decoder'"),
+        ({"encoder": {"embedding_window": 2}, "decoder": {}}, "embedding_window is for .* not 'seq2seq'"),
         ({"encoder": {"width": 32}, "decoder": {}}, "encoder and decoder must have the same width"),
         ({"encoder": {}, "decoder": {"residual": "parallel"}}, "decoder: residual = .* cross-attention"),
         ({"decoder": {}, "head": HeadConfig(kind="lm", outputs=41)}, "head outputs = 41 must equal vocab_size = 40"),

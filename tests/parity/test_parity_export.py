@@ -206,6 +206,13 @@ def test_what_no_layout_can_express_is_refused_by_name(change, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_window_in_the_embedding_is_refused_by_name(tmp_path):
+    base = small("bert-base")
+    model = qkv.new(replace(base, encoder=replace(base.encoder, embedding_window=2)))
+    with pytest.raises(qkv.QkvError, match="embedding_window"):
+        model.export(tmp_path / "out")
+
+
 def test_what_only_training_reads_does_not_stand_in_the_way(tmp_path):
     """Llama's layout has no place for dropout or for how weights started, and needs none to say the same."""
     base = small("llama-1.1b")

@@ -77,6 +77,9 @@ class StackConfig:
     head_dim: Annotated[int, Limits(0, 2**16)] = 0  # 0: width / heads
     # a narrower embedding with a projection to `width` (ALBERT, ELECTRA); 0: `width`
     embedding_width: Annotated[int, Limits(0, 2**20)] = 0
+    # encoder-only: the embedding of a token is a linear map of its own vector and those of its neighbours up to this
+    # distance (a convolution inside the document); 0: no neighbours
+    embedding_window: Annotated[int, Limits(0, 64)] = 0
     # number of distinct blocks; consecutive layers share one (ALBERT: 1); 0: one per layer
     num_layer_groups: Annotated[int, Limits(0, 4096)] = 0
 

@@ -10,6 +10,7 @@ B batch, T tokens, W width of the tables (`embedding_width` or, if it is not set
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from qkv.blocks.config import StackConfig
 from qkv.blocks.dropout import Dropout
@@ -35,7 +36,9 @@ class Embedding(nn.Module):
         self.types = nn.Embedding(config.token_types, width) if config.token_types else None
         self.norm = make_norm(config, width) if config.embedding_norm != "none" else None
         self.dropout = Dropout(config.dropout)
-        self.project = nn.Linear(width, config.width) if config.embedding_width else None
+        self.window = config.embedding_window
+        has_projection = config.embedding_width or self.window
+        self.project = nn.Linear((2 * self.window + 1) * width, config.width) if has_projection else None
 
     def forward(
         self,
@@ -77,7 +80,24 @@ class Embedding(nn.Module):
         if self.norm is not None:
             x = self.norm(x)
         x = self.dropout(x)
+        if self.window:
+            x = join_neighbours(x, self.window, document_ids)
         return x if self.project is None else self.project(x)
+
+
+def join_neighbours(x: Tensor, distance: int, document_ids: Tensor | None) -> Tensor:
+    """Join each vector (B, T, W) with those of its neighbours up to a distance R → (B, T, (2R + 1)·W).
+
+    A neighbour that is not in the same document, or does not exist, is a vector of zeros.
+
+    >>> join_neighbours(torch.tensor([[[1.0], [2.0], [3.0]]]), 1, torch.tensor([[1, 1, 2]]))[0].tolist()
+    [[0.0, 1.0, 2.0], [1.0, 2.0, 0.0], [0.0, 3.0, 0.0]]
+    """
+    joined = F.pad(x, (0, 0, distance, distance)).unfold(1, 2 * distance + 1, 1).transpose(2, 3)  # (B, T, 2R + 1, W)
+    if document_ids is not None:
+        neighbours = F.pad(document_ids, (distance, distance), value=-1).unfold(1, 2 * distance + 1, 1)
+        joined = joined * (neighbours == document_ids[:, :, None])[..., None]
+    return joined.flatten(2)
 
 
 def unmasked_fraction(is_mask: Tensor, document_ids: Tensor | None) -> Tensor:

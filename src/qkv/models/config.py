@@ -70,6 +70,8 @@ class Config:
             raise ValueError("encoder and decoder must have the same width, because of cross-attention")
         if self.family == "seq2seq" and self.decoder.residual == "parallel":  # type: ignore[union-attr]
             raise ValueError('decoder: residual = "parallel" does not support cross-attention; use "serial"')
+        if self.family != "encoder" and any(stack.embedding_window for stack in self.stacks.values()):
+            raise ValueError(f"embedding_window is for a model of family 'encoder', not {self.family!r}; leave it out")
         if self.encoder is not None and self.encoder.is_recurrent and self.encoder.width % 2:
             raise ValueError(
                 f"encoder: width = {self.encoder.width} must be even: each direction of the layers has half"

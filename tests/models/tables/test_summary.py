@@ -143,6 +143,17 @@ def test_parameters_are_those_of_the_network_part_by_part(
     assert books.weight_bytes["float32"] == 4 * books.total
 
 
+@pytest.mark.parametrize("width", [0, 8])
+def test_parameters_and_flops_of_an_embedding_with_a_window_are_those_of_its_projection(
+    config: Make, width: int
+) -> None:
+    made = config("encoder", HeadConfig(), embedding_width=width, embedding_window=2)
+    plain = config("encoder", HeadConfig(), embedding_width=width)
+    network = build(made)
+    assert summarise_model(made).parameters == by_hand(network)
+    assert counted(made, 16) - counted(plain, 16) == 2 * 16 * ((5 if not width else 4) * (width or 16) * 16)
+
+
 @pytest.mark.parametrize(
     "head",
     [

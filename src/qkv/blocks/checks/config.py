@@ -11,7 +11,8 @@ from qkv.values import check
 
 RECURRENT_FIELDS = frozenset(
     {
-        *("vocab_size", "width", "layers", "embedding_width", "max_positions", "embedding_scale", "token_types"),
+        *("vocab_size", "width", "layers", "embedding_width", "embedding_window"),
+        *("max_positions", "embedding_scale", "token_types"),
         *("norm", "norm_affine", "norm_eps", "embedding_norm"),  # of the embedding and the head
         *("block", "recurrent_attention", "dropout", "init", "init_std"),
     }

@@ -133,8 +133,9 @@ def _embedding_cost(stack: StackConfig) -> PartCost:
     """The cost of the embedding and its norm, and of the positions, wherever they act."""
     width = stack.embedding_width or stack.width
     parameters = (stack.vocab_size + stack.token_types) * width
-    parameters += linear(width, stack.width, bias=True) if stack.embedding_width else 0
-    cost = PartCost({"embedding": parameters, "norms": 0}, 2 * stack.embedding_width * stack.width)
+    inputs = (2 * stack.embedding_window + 1) * width if stack.embedding_width or stack.embedding_window else 0
+    parameters += linear(inputs, stack.width, bias=True) if inputs else 0
+    cost = PartCost({"embedding": parameters, "norms": 0}, 2 * inputs * stack.width)
     cost += part_cost("position", stack)
     return cost + part_cost("norm", stack, width) if stack.embedding_norm != "none" else cost
 

@@ -111,7 +111,7 @@ def starter_recipe(
     if starter.hashes_words:
         starter, size = replace(starter, max_length=MAX_WORDS), adapt_to_words(size, summary.bytes)
     if is_protein:
-        size = adapt_to_proteins(size)
+        size = adapt_to_proteins(size, is_encoder=family == "encoder")
         starter = replace(starter, max_length=512, pretrained="", preset="esm2-8m", exportable_preset="esm2-8m")
     sections = {
         "": [("run", run or f"runs/{task}", "folder of the run, which becomes the model's folder")],
@@ -206,6 +206,11 @@ def _model_lines(starter: Starter, size: StarterSize, shape: StarterShape) -> li
     ]
     if shape == "exportable" and starter.exportable_preset:
         return [("preset", starter.exportable_preset, "a published architecture, in this size:"), *sizes]
+    if size.embedding_window:
+        sizes += [
+            ("embedding_width", size.embedding_width, "size of the vector of a token, before a projection"),
+            ("embedding_window", size.embedding_window, "neighbours on each side that this projection reads, too"),
+        ]
     if starter.is_small:
         head = {"pool": "mean", "dense": "none", "dropout": size.dropout}
         sizes.append(("head", head, "a linear layer on the mean of all tokens (BERT: first token, dense layer)"))

@@ -72,6 +72,8 @@ class StarterSize:
     max_epochs: int = 0  # 0: no limit
     ema_decay: float = 0.0  # 0: no average of the weights
     optimizer: str = ""  # empty: the default of `train.optimizer`
+    embedding_width: int = 0  # 0: the width of the model
+    embedding_window: int = 0  # neighbours on each side that the embedding of a token reads
 
 
 @dataclass(frozen=True)
@@ -215,13 +217,15 @@ def adapt_to_words(size: StarterSize, data_bytes: float) -> StarterSize:
     )
 
 
-def adapt_to_proteins(size: StarterSize) -> StarterSize:
-    """The size for proteins: a token is a single residue, so a model needs several layers to see what it is part of.
+def adapt_to_proteins(size: StarterSize, *, is_encoder: bool = True) -> StarterSize:
+    """The size for proteins: a token is a single residue, so an encoder reads it together with its neighbours.
 
-    >>> adapt_to_proteins(adapt_to_classification(choose_size(1e5, Machine(2, 24e9)), 1e5)).layers
-    4
+    >>> size = adapt_to_proteins(adapt_to_classification(choose_size(1e5, Machine(2, 24e9)), 1e5))
+    >>> size.layers, size.embedding_window
+    (4, 8)
     """
-    return replace(size, layers=max(size.layers, 4), dropout=min(size.dropout, 0.2), batch_tokens=4096)
+    size = replace(size, layers=max(size.layers, 4), dropout=min(size.dropout, 0.2), batch_tokens=4096)
+    return replace(size, embedding_width=32, embedding_window=8) if is_encoder else size
 
 
 @dataclass(frozen=True)
