@@ -70,7 +70,7 @@ OPTIONS = {
     ],
     "doctor": ["--json"],
     "report": ["--curve-minutes", "--device", "--json", "--limit", "--out", "--seconds"],
-    "export": ["--format", "--json"],
+    "export": ["--dtype", "--format", "--json"],
     "run": [
         *("--align", "--batch-size", "--beam", "--count", "--device", "--draft", "--int4", "--int8", "--json"),
         *("--length-penalty", "--max-tokens", "--must-answer", "--out", "--prefix", "--prompt", "--seed"),

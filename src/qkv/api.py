@@ -55,7 +55,7 @@ REPORT_COMMAND_OPTIONS = {
     "json": "for JSON values, call .to_dict() of the result",
 }
 """Option of `qkv report` that `qkv.report` does not have → what to use instead."""
-EXPORT_FORMATS = ("hf", "ctranslate2", "onnx")
+EXPORT_FORMATS = ("hf", "ctranslate2", "onnx", "gguf")
 
 
 def load(
@@ -550,15 +550,18 @@ class Model(TaskCalls):
         """
         store.write_model(folder, self.config, self.network, self.tokenizer, processor=self.processor, int8=int8)
 
-    def export(self, folder: str | Path, format: str = "hf") -> str:
-        """Write a folder for another library, and return the name of the class that loads it, or of the ONNX files.
+    def export(self, folder: str | Path, format: str = "", *, dtype: str = "f16") -> str:
+        """Write a folder or a file for another library. Return the name of the class or architecture that it has.
 
-        "hf" is for transformers, vLLM and other readers of Hugging Face folders, "ctranslate2" for CTranslate2, and
-        "onnx" for onnxruntime. The last two need the optional package of that name: `qkv[ctranslate2]`, `qkv[onnx]`.
+        "hf", the default, is for transformers, vLLM and other readers of Hugging Face folders, "ctranslate2" for
+        CTranslate2, "onnx" for onnxruntime, and "gguf" for llama.cpp: one file, whose name ends in .gguf. `dtype` is
+        the type of its matrices: f32, f16, bf16, q8_0 or q4_0. All but the first need the optional package of that
+        name, such as `qkv[gguf]`.
         """
+        format = format or ("gguf" if Path(folder).suffix.lower() == ".gguf" else "hf")
         if format not in EXPORT_FORMATS:
             raise UsageError(f"unknown export format {format!r}; {suggest_name(format, EXPORT_FORMATS)}")
-        return store.write_model(folder, self.config, self.network, self.tokenizer, format)
+        return store.write_model(folder, self.config, self.network, self.tokenizer, format, dtype=dtype)
 
     @property
     def _source_vocab_size(self) -> int:

@@ -163,22 +163,31 @@ def import_(model: str, /, out: Path | None = None, *, json: Json = False) -> No
 
 
 def export(
-    model: str, folder: Path, /, *, format: Literal["hf", "ctranslate2", "onnx"] = "hf", json: Json = False
+    model: str,
+    folder: Path,
+    /,
+    *,
+    format: Literal["hf", "ctranslate2", "onnx", "gguf"] | None = None,
+    dtype: Literal["f32", "f16", "bf16", "q8_0", "q4_0"] = "f16",
+    json: Json = False,
 ) -> None:
     """Write a model for another library.
 
-    Example:
-        qkv export models/mine exported --format hf
+    Examples:
+        qkv export models/mine exported
+        qkv export models/mine mine.gguf --dtype q8_0
 
     Parameters
     ----------
     model
         A model folder, or a checkpoint of a run.
     folder
-        The folder to write.
+        The folder to write; for llama.cpp, a file whose name ends in .gguf.
     format
-        hf for transformers, sentence-transformers, vLLM and other readers of Hugging Face folders; ctranslate2; or onnx
-        for onnxruntime.
+        hf for transformers, sentence-transformers, vLLM and other readers of Hugging Face folders; ctranslate2; onnx
+        for onnxruntime; or gguf for llama.cpp. Default: by the name of the file, or hf.
+    dtype
+        gguf: the type of the matrices. q4_0 stores embedding and output matrix in q8_0.
     """
     from qkv import store
     from qkv.train.run.load import load_model
@@ -186,7 +195,8 @@ def export(
     check_folder(model, folder)
     stored = load_model(model)
     print_notes(model, stored.notes)
-    load_class = store.write_model(folder, stored.config, stored.network, stored.tokenizer, format)
+    chosen = format or ("gguf" if folder.suffix.lower() == ".gguf" else "hf")
+    load_class = store.write_model(folder, stored.config, stored.network, stored.tokenizer, chosen, dtype=dtype)
     is_embedder = load_class == "SentenceTransformer"
     calls = {
         "hf": f"sentence_transformers.SentenceTransformer({str(folder)!r})"
@@ -194,10 +204,11 @@ def export(
         else f"transformers.{load_class}.from_pretrained({str(folder)!r})",
         "ctranslate2": f"ctranslate2.{load_class}({str(folder)!r})",
         "onnx": f"onnxruntime.InferenceSession for each of {load_class}",
+        "gguf": f"llama-server --model {folder}",
     }
     print_result(
         json,
-        f"wrote {folder}; load it with {calls[format]}",
+        f"wrote {folder}; load it with {calls[chosen]}",
         {"folder": str(folder), "class": load_class, "notes": stored.notes},
     )
 

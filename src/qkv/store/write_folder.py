@@ -20,7 +20,7 @@ from qkv.store.staged_folder import staged_folder
 from qkv.store.weights import check_not_quantized, quantize_rows, write_weights
 from qkv.text import Tokenizer
 
-FORMATS = ("qkv", "hf", "ctranslate2", "onnx")
+FORMATS = ("qkv", "hf", "ctranslate2", "onnx", "gguf")
 
 
 def write_model(
@@ -33,14 +33,15 @@ def write_model(
     processor: Mapping[str, Any] | None = None,
     card_fields: Mapping[str, str] | None = None,
     int8: bool = False,
+    dtype: str = "f16",
 ) -> str:
-    """Write a model folder: a qkv folder, or one for transformers ("hf"), CTranslate2 or ONNX.
+    """Write a model folder: a qkv folder, or one for transformers ("hf"), CTranslate2 or ONNX; or a GGUF file.
 
-    Returns the name of the class that loads the folder, or of the ONNX files. `processor` has the settings that turn
-    images or sounds into payloads; they become `PROCESSOR_FILE`. `card_fields` are rows of a new model
-    card, such as data, scores and licence. `int8` stores the matrices of a qkv folder in int8
-    (`quantize_rows`). All files are complete before the first one replaces an old one, so that a failure leaves
-    an old model intact.
+    Returns the name of the class that loads the folder, of the ONNX files, or of the architecture of a GGUF file.
+    `processor` has the settings that turn images or sounds into payloads; they become `PROCESSOR_FILE`. `card_fields`
+    are rows of a new model card, such as data, scores and licence. `int8` stores the matrices of a qkv folder in int8
+    (`quantize_rows`); `dtype` is the type of the matrices of a GGUF file. All files are complete before the first one
+    replaces an old one, so that a failure leaves an old model intact.
     """
     if format not in FORMATS:
         raise UsageError(f"unknown format {format!r}; {suggest_name(format, FORMATS)}")
@@ -77,6 +78,10 @@ def write_model(
         from qkv.store.export_onnx import write_onnx
 
         return write_onnx(folder, config, network, tokenizer)  # type: ignore[arg-type]
+    if format == "gguf":
+        from qkv.store.gguf.write_gguf import write_gguf
+
+        return write_gguf(to_path(folder), config, network, tokenizer, dtype)  # type: ignore[arg-type]
     folder = to_path(folder)
     # transformers has a class for an embedding of a dense layer (BERT's pooler), but none for other embeddings.
     hf_export, is_embedder = None, config.head.kind == "embed" and config.head.dense == "none"

@@ -22,7 +22,7 @@ def require_gguf() -> Any:
     try:
         import gguf
     except ImportError as error:
-        raise QkvError('to read a GGUF file, install the package gguf: pip install "qkv[gguf]"') from error
+        raise QkvError('for GGUF files, install the package gguf: pip install "qkv[gguf]"') from error
     return gguf
 
 
