@@ -22,6 +22,7 @@ ENDS: dict[str, OpenTable[Any]] = {"front_ends": FRONT_ENDS, "back_ends": BACK_E
 FRONT_ENDS.add_built_in("patches", "qkv.images.config:PATCHES")
 FRONT_ENDS.add_built_in("log-mel", "qkv.sounds.config:LOG_MEL")
 BACK_ENDS.add_built_in("image-codes", "qkv.images.config:IMAGE_CODES")
+BACK_ENDS.add_built_in("griffin-lim", "qkv.sounds.config:GRIFFIN_LIM")
 CONFIG_VERSION = 1
 """The version of `config.json`, increased when an older qkv would misread a newer file."""
 

@@ -1,7 +1,8 @@
-"""Sounds: sound files → samples → frames of a log-mel spectrogram → vectors.
+"""Sounds: sound files → samples → frames of a log-mel spectrogram → vectors, and back.
 
 config        how a model reads sounds: sampling rate, frames, mel bands
 files         sound files → samples; needs soundfile and soxr
 mel           samples → frames of a log-mel spectrogram, as Whisper computes them
 front_end     frames → vectors, by two convolutions
+griffin_lim   frames → samples
 """

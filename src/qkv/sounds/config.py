@@ -1,8 +1,9 @@
-"""The config of the front end for sounds: the sampling rate, the frames and the mel bands of the spectrogram."""
+"""The configs of the front end and the back end for sounds: sampling rate, frames and mel bands of the spectrogram."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+from qkv.blocks.back_ends import BackEndConfig, BackEndKind
 from qkv.blocks.front_ends import FrontEndConfig, FrontEndKind
 from qkv.lazy import lazy_function
 from qkv.values import Limits
@@ -56,3 +57,36 @@ class LogMelConfig(FrontEndConfig):
 
 
 LOG_MEL = FrontEndKind(LogMelConfig, lazy_function("qkv.sounds.front_end:Convolutions"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GriffinLimConfig(BackEndConfig):
+    """The frames of a log-mel spectrogram become samples, by the algorithm of Griffin and Lim."""
+
+    kind: ClassVar[str] = "griffin-lim"
+    rate: Annotated[int, Limits(2000, 192_000)] = 16_000  # samples in a second
+    mels: Annotated[int, Limits(1, 512)] = 80  # bands of the spectrogram
+    iterations: Annotated[int, Limits(0, 10_000)] = 32
+    speakers: tuple[str, ...] = ()  # the voices of a model that speaks; their ids are the last ones before `first_id`
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.frames  # noqa: B018 — it checks the rate and the bands
+
+    @property
+    def frames(self) -> LogMelConfig:
+        """How samples become frames."""
+        return LogMelConfig(rate=self.rate, mels=self.mels)
+
+    @property
+    def speaker_ids(self) -> dict[str, int]:
+        """The token of each speaker."""
+        first = self.first_id - len(self.speakers)
+        return {name: first + number for number, name in enumerate(self.speakers)}
+
+    def length(self, size: tuple[int, int]) -> int:
+        """The number of frames."""
+        return size[0]
+
+
+GRIFFIN_LIM = BackEndKind(GriffinLimConfig, lazy_function("qkv.sounds.griffin_lim:GriffinLim"))
