@@ -118,6 +118,7 @@ OPTIONS = {
     ],
     "new-key": ["--json"],
     "verify-resume": ["--json", "--steps"],
+    "push": ["--format", "--json", "--private"],
     "recipe": ["--json"],
     "completion": ["--json"],
 }

@@ -563,6 +563,22 @@ class Model(TaskCalls):
             raise UsageError(f"unknown export format {format!r}; {suggest_name(format, EXPORT_FORMATS)}")
         return store.write_model(folder, self.config, self.network, self.tokenizer, format, dtype=dtype)
 
+    def push(self, name: str, format: Literal["qkv", "hf"] = "qkv", *, private: bool = False, card: str = "") -> str:
+        """Upload the model to a hub as `owner/name`, and return its address. This needs `qkv[hub]` and a token.
+
+        The repository is created if it does not exist. `format` is "qkv", or "hf" for a folder that transformers can
+        load. `card` replaces the model card.
+        """
+        from qkv.store.push import push_folder
+
+        def write(folder: Path) -> None:
+            parts = (self.config, self.network, self.tokenizer, format)
+            store.write_model(folder, *parts, processor=self.processor if format == "qkv" else None)
+            if card:
+                (folder / "README.md").write_text(card, encoding="utf-8")
+
+        return push_folder(name, write, private=private)
+
     @property
     def _source_vocab_size(self) -> int:
         return (self.config.encoder or self.config.stack).vocab_size

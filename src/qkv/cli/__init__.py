@@ -34,6 +34,7 @@ COMMANDS = {
     "models": "qkv.cli.models:list_models",
     "import": "qkv.cli.models:import_",
     "export": "qkv.cli.models:export",
+    "push": "qkv.cli.models:push",
     "look": "qkv.cli.look:look",
     "doctor": "qkv.cli.doctor:doctor",
     "studio": "qkv.cli.studio:studio",

@@ -213,6 +213,47 @@ def export(
     )
 
 
+def push(
+    model: str,
+    name: str,
+    /,
+    *,
+    format: Literal["qkv", "hf"] = "qkv",
+    private: Annotated[bool, Parameter(negative=())] = False,
+    json: Json = False,
+) -> None:
+    """Upload a model to a hub, with its model card.
+
+    The address of the hub and your token come from huggingface_hub: hf auth login, or the variables HF_TOKEN and
+    HF_ENDPOINT.
+
+    Examples:
+        qkv push runs/dates anna/dates
+        qkv push runs/reviews anna/reviews --format hf --private
+
+    Parameters
+    ----------
+    model
+        A model folder, a run, or a checkpoint of a run.
+    name
+        The repository: owner/name. It is created if it does not exist.
+    format
+        qkv, or hf: a folder that transformers can load.
+    private
+        Make a new repository private.
+    """
+    from qkv.api import load
+    from qkv.files import read_text
+
+    loaded = load(model)
+    print_notes(model, loaded.notes)
+    path = Path(model) / "README.md"
+    address = loaded.push(
+        name, format, private=private, card=read_text(path) if format == "qkv" and path.exists() else ""
+    )
+    print_result(json, f"uploaded to {address}; load it with qkv.load({name!r})", {"url": address, "name": name})
+
+
 def check_folder(model: str, folder: Path, *, replaces_model: bool = True) -> None:
     """Raise an error if writing a model would overwrite the model itself, another model, or a run."""
     from qkv.train.run.folder import RunFolder

@@ -10,7 +10,7 @@ from pathlib import Path
 from qkv.errors import QkvError, UsageError, suggest_name, suggest_path
 from qkv.files import to_path
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 DOWNLOAD_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
 """The files to download: configs, tokenizers and safetensors, but no pickles and no code."""
 
@@ -36,7 +36,7 @@ def resolve_folder(name: str | Path) -> Path:
         raise UsageError(
             f"{name}: no such folder; {name} is a preset, which has no weights; name a model folder or a hub id"
         )
-    if not _HUB_ID.fullmatch(str(name)) or path.parent.is_dir():
+    if not HUB_ID.fullmatch(str(name)) or path.parent.is_dir():
         run = Path("runs") / path  # users often forget the prefix runs/
         hint = f"; did you mean {run}?" if run.is_dir() else suggest_path(path, folders=True)
         if not hint and len(path.parts) == 1:

@@ -1,4 +1,4 @@
-"""The model card, which is the README.md of a model folder."""
+"""The model card, which is the README.md of a model folder. Its first lines are metadata, which a hub reads."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +8,34 @@ from qkv.files import read_text
 from qkv.models import Config
 
 CARD_FIELDS = ("data", "scores", "licence")
+PIPELINE_TAGS = {
+    "translate": "translation",
+    "summarise": "summarization",
+    "describe": "image-to-text",
+    "ask": "visual-question-answering",
+    "draw": "text-to-image",
+    "mlm": "fill-mask",
+    "classify": "text-classification",
+    "tag": "token-classification",
+    "span": "question-answering",
+    "choice": "multiple-choice",
+    "embed": "sentence-similarity",
+}
+"""Task or kind of head → what a hub calls the task."""
+LIBRARIES = {"SentenceTransformer": "sentence-transformers"}
+"""The class that loads a folder → the library, where it is not transformers."""
+
+
+def hub_metadata(config: Config, load_class: str) -> list[str]:
+    """The lines of YAML at the top of a card: by them, a hub finds, filters and runs models."""
+    library = "qkv" if load_class == config.family else LIBRARIES.get(load_class, "transformers")
+    tag = PIPELINE_TAGS.get(config.task or "") or PIPELINE_TAGS.get(config.head.kind, "")
+    if config.head.kind == "lm" and not tag:
+        tag = "text-generation" if config.encoder is None else "translation"
+    if tag == "text-classification" and any(end.kind == "patches" for end in config.front_ends):
+        tag = "image-classification"
+    lines = [f"library_name: {library}", *([f"pipeline_tag: {tag}"] if tag else []), "tags:", "- qkv"]
+    return ["---", *lines, "---", ""]
 
 
 def model_card(config: Config, parameters: int, load_class: str, card_fields: Mapping[str, str] | None = None) -> str:
@@ -25,6 +53,7 @@ def model_card(config: Config, parameters: int, load_class: str, card_fields: Ma
         load = "sentence_transformers.SentenceTransformer(folder)"
     return "\n".join(
         [
+            *hub_metadata(config, load_class),
             "# Model card",
             "",
             f"{model}, {kinds[config.family]}{head}: {parameters:,} parameters.",
