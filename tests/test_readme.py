@@ -18,7 +18,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from chat_models import chat_model
+from chat_models import TOOL_TEMPLATE, chat_model
 
 import qkv
 from qkv import cli
@@ -114,7 +114,7 @@ def test_examples_of_tasks_run(tmp_path: Path) -> None:
     pages = {path.stem for path in (ROOT / "docs/tasks").iterdir()}
     assert {*TASKS, *IMAGE_TASKS, "README"} == pages
     write_task_files(tmp_path)
-    chat_model().save(tmp_path / "models/smollm2")
+    chat_model(1024, TOOL_TEMPLATE).save(tmp_path / "models/smollm2")
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     esm = qkv.new(find_preset("esm2-8m", **small), tokenizer=qkv.Tokenizer.for_proteins())
     esm.export(tmp_path / "downloaded/esm2")

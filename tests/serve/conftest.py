@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from chat_models import chat_model
+from chat_models import TOOL_TEMPLATE, chat_model
 from serving import served
 from starlette.applications import Starlette
 from task_models import decoder, encoder, seq2seq
@@ -27,6 +27,7 @@ def make_models() -> dict[str, qkv.Model]:
     models = {
         "text": decoder(max_positions=128),
         "chat": chat_model(),
+        "tools": chat_model(1024, TOOL_TEMPLATE),
         "pairs": seq2seq(),
         "classes": encoder(labels),
         "tags": encoder(tags),

@@ -111,8 +111,77 @@ def test_fields_that_cannot_change_an_answer_are_accepted(client: openai.OpenAI)
     answer = client.chat.completions.create(**options, **harmless)
     assert answer.choices[0].message == plain.choices[0].message
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-    with pytest.raises(openai.BadRequestError, match="tools"):
+    with pytest.raises(openai.BadRequestError, match="has no tools"):
         client.chat.completions.create(**options, tools=[tool])
+
+
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"],
+        "additionalProperties": False}  # fmt: skip
+WEATHER: Any = {"type": "function", "function": {"name": "weather", "description": "In a city.", "parameters": CITY}}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_model_calls_a_tool_and_reads_its_result(client: openai.OpenAI, choice: Any) -> None:
+    options: dict[str, Any] = {"model": "tools", "tools": [WEATHER], "seed": 1, "max_tokens": 200}
+    answer = client.chat.completions.create(messages=HELLO, tool_choice=choice, **options).choices[0]
+    assert answer.finish_reason == "tool_calls"
+    assert answer.message.content is None
+    (call,) = answer.message.tool_calls or ()
+    assert call.type == "function"
+    assert call.function.name == "weather"
+    assert json.loads(call.function.arguments)["city"] in ("Rome", "Oslo")
+    chunks = list(client.chat.completions.create(messages=HELLO, tool_choice=choice, stream=True, **options))
+    assert not any(one.choices[0].delta.content for one in chunks)
+    (streamed,) = [call for one in chunks for call in one.choices[0].delta.tool_calls or ()]
+    assert streamed.function is not None
+    assert (streamed.function.name, streamed.function.arguments) == (call.function.name, call.function.arguments)
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    later: Any = [*HELLO, answer.message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+    told = client.chat.completions.create(messages=later, tool_choice="none", **{**options, "max_tokens": 5})
+    assert told.choices[0].message.content
+
+
+def test_a_response_is_what_the_chat_returns(client: openai.OpenAI, running: Any) -> None:
+    expected = running.models["chat"].chat("hello", system="Be kind.", max_tokens=20, temperature=0.7, seed=5)
+    options: dict[str, Any] = {"model": "chat", "instructions": "Be kind.", "max_output_tokens": 20}
+    options |= {"temperature": 0.7, "extra_body": {"seed": 5}}
+    answer = client.responses.create(input="hello", **options)
+    assert answer.output_text == expected.text
+    assert answer.usage is not None
+    assert answer.usage.output_tokens == len(expected.ids)
+    is_whole = expected.finish_reason != "length"
+    assert answer.status == ("completed" if is_whole else "incomplete")
+    assert (answer.incomplete_details is None) == is_whole
+    parts: Any = [{"role": "user", "content": [{"type": "input_text", "text": "hello"}]}]
+    assert client.responses.create(input=parts, **options).output_text == expected.text
+    events = list(client.responses.create(input="hello", stream=True, **options))
+    assert "".join(one.delta for one in events if one.type == "response.output_text.delta") == expected.text
+    assert [one.sequence_number for one in events] == list(range(len(events)))
+    assert (events[0].type, events[-1].type) == ("response.created", f"response.{answer.status}")
+    last: Any = events[-1]
+    assert last.response.output_text == expected.text
+    with client.responses.stream(model="chat", input="hello", max_output_tokens=5) as stream:  # the client's own checks
+        assert [one.type for one in stream][-1] == "response.incomplete"
+
+
+def test_a_response_calls_a_tool_and_follows_a_schema(client: openai.OpenAI) -> None:
+    tool: Any = {"type": "function", "name": "weather", "description": "In a city.", "parameters": CITY, "strict": True}
+    options: dict[str, Any] = {"model": "tools", "tools": [tool], "extra_body": {"seed": 1}, "max_output_tokens": 200}
+    for choice in ("required", {"type": "function", "name": "weather"}):
+        (call,) = client.responses.create(input="hello", tool_choice=choice, **options).output
+        assert call.type == "function_call"
+        assert json.loads(call.arguments)["city"] in ("Rome", "Oslo")
+        events = list(client.responses.create(input="hello", tool_choice=choice, stream=True, **options))
+        (done,) = [one for one in events if one.type == "response.function_call_arguments.done"]
+        assert done.arguments == call.arguments
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    history: Any = [{"role": "user", "content": "hello"}, call, result]
+    assert client.responses.create(input=history, tool_choice="none", **{**options, "max_output_tokens": 5}).output_text
+    form: Any = {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}}
+    found = client.responses.create(model="chat", input="hello", text=form, max_output_tokens=200)
+    assert json.loads(found.output_text)["n"] in range(10)
+    with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+        client.responses.create(model="chat", input="hello", previous_response_id="resp_1")
 
 
 def test_a_model_without_a_template_can_chat_plainly(client: openai.OpenAI, running: Any) -> None:

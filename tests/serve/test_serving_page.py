@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from chat_models import chat_model
+from chat_models import TOOL_TEMPLATE, chat_model
 from serving import served
 from task_models import seq2seq
 
@@ -22,7 +22,7 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```(sh|python)\n(.*?)```", PAGE, re.DOTALL)
     start, *others = blocks
-    models = {"runs/dates": seq2seq(), "models/chat": chat_model()}
+    models = {"runs/dates": seq2seq(), "models/chat": chat_model(1024, TOOL_TEMPLATE)}
     names = name_models(shlex.split(start[1])[2:])
     seen: dict[str, object] = {}
     with served({name: models[path] for name, path in names.items()}) as (url, _):

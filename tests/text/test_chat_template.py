@@ -201,7 +201,7 @@ def test_a_template_that_changes_messages_cannot_be_trained(tokenizer: Tokenizer
     template = JinjaChatTemplate(tokenizer, "{{ messages[-1]['content'] }}")
     with pytest.raises(QkvError, match="in order"):
         template.encode_answers(CHAT)
-    monkeypatch.setattr(template, "_render", None)  # not rendered again
+    monkeypatch.setattr(template, "render_text", None)  # not rendered again
     with pytest.raises(QkvError, match="in order"):
         template.encode_answers(CHAT)
 

@@ -20,7 +20,16 @@ from qkv.serve.http.guard import Guard
 from qkv.serve.http.keys import ApiKeys
 from qkv.serve.http.openapi import DOCS_POLICY, build_openapi, render_docs
 from qkv.serve.http.request_log import RequestLog
-from qkv.serve.routes import chat_completions, completions, embeddings, operations, scores, task_routes, trace
+from qkv.serve.routes import (
+    chat_completions,
+    completions,
+    embeddings,
+    operations,
+    responses,
+    scores,
+    task_routes,
+    trace,
+)
 from qkv.serve.running.pool import ModelPool
 from qkv.serve.settings import ServeSettings
 from qkv.serve.state import ServerState
@@ -35,6 +44,7 @@ def find_endpoints() -> tuple[Endpoint, ...]:
     return (
         *completions.ENDPOINTS,
         *chat_completions.ENDPOINTS,
+        *responses.ENDPOINTS,
         *embeddings.ENDPOINTS,
         *task_routes.find_endpoints(),
         *scores.ENDPOINTS,

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 from tokenizers import AddedToken
@@ -20,11 +20,12 @@ from qkv.lazy import lazy_function
 from qkv.text.special_tokens import ROLE_NAMES
 from qkv.text.tokenizer import Tokenizer
 
-Message = Mapping[str, str]
-"""A message of a chat: {"role": "user", "content": "…"}."""
+Message = Mapping[str, Any]
+"""A message of a chat: {"role": "user", "content": "…"}. One of the assistant may have `tool_calls`."""
 IdsAndMask = tuple[list[int], list[int]]
 Result = TypeVar("Result")
 ROLES = ("system", "user", "assistant", "tool")
+MESSAGE_FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name")
 ASSISTANT = "assistant"
 DEFAULT_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ m['role'] }}:\n{{ m['content'] }}"
@@ -64,12 +65,15 @@ class JinjaChatTemplate:
         self._around_contents: dict[tuple[str, ...], list[str] | QkvError] = {}  # by the roles of a chat
 
     def encode(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, special: bool = False
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        special: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
-        """The ids of a chat, up to where the assistant's next message begins."""
-        for number, message in enumerate(messages):
-            check_message(message, number)
-        return self._tokenize(self._render(messages, add_generation_prompt, special))[0]
+        """The ids of a chat, up to where the assistant's next message begins. `tools` are shown to the model."""
+        return self._tokenize(self.render_text(messages, add_generation_prompt, special, tools))[0]
 
     def encode_answers(self, messages: Sequence[Message]) -> IdsAndMask:
         """The ids of a whole chat, and a mask that is 1 for the assistant's messages and the token that ends each.
@@ -133,7 +137,7 @@ class JinjaChatTemplate:
     def _render_around_contents(self, roles: tuple[str, ...]) -> list[str]:
         marks = list(islice(_unused_characters([self.template]), len(roles)))
         messages = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
-        text = self._render(messages, add_generation_prompt=False)
+        text = self.render_text(messages, add_generation_prompt=False)
         if [character for character in text if character in marks] != marks:
             raise QkvError(
                 f"the chat template does not write the messages of a chat ({', '.join(roles)}) in order, so qkv cannot "
@@ -198,27 +202,57 @@ class JinjaChatTemplate:
             characters[place] = names[character]
         return "".join(characters)
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool, special: bool = False) -> str:
+    def _hide_in_values(self, value: Any, unused: Iterator[str], hidden: dict[str, str]) -> Any:
+        """A copy of a value of JSON in which no text has a control token, nor a name that is not the template's own."""
+        if isinstance(value, str):
+            return self._hide_control_tokens(value, unused, hidden)
+        if isinstance(value, Mapping):
+            names = {
+                name: self._hide_control_tokens(name, unused, hidden) for name in value if self._pattern.search(name)
+            }
+            return {names.get(name, name): self._hide_in_values(one, unused, hidden) for name, one in value.items()}
+        return (
+            [self._hide_in_values(one, unused, hidden) for one in value] if isinstance(value, list | tuple) else value
+        )
+
+    def render_text(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        special: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         """The text of a chat, with control tokens as `CONTROL_TOKEN_FORMAT` writes them."""
-        variables, hidden = self._variables(messages, add_generation_prompt, special)
+        for number, message in enumerate(messages):
+            check_message(message, number)
+        variables, hidden = self._variables(messages, add_generation_prompt, special, tools)
         (rendered,) = self.render(self.template, [variables])
         return self._mark_control_tokens(raise_or_return(rendered), hidden)
 
     def _variables(
-        self, messages: Sequence[Message], add_generation_prompt: bool, special: bool = False
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        special: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """The variables of the template, and the private characters that `_hide_control_tokens` has put into them."""
-        copied = [{"role": message["role"], "content": message["content"]} for message in messages]
+        copied: Any = [{name: message[name] for name in MESSAGE_FIELDS if message.get(name)} for message in messages]
+        for message in copied:
+            message.setdefault("content", "")
         hidden: dict[str, str] = {}  # private character → the character that it stands for
         if not special:
-            unused = _unused_characters([self.template, *(message["content"] for message in copied)])
+            unused = _unused_characters([self.template, *_texts([copied, tools])])
             for message in copied:
-                message["content"] = self._hide_control_tokens(message["content"], unused, hidden)
+                message |= self._hide_in_values({**message, "role": ""}, unused, hidden) | {"role": message["role"]}
+            tools = self._hide_in_values(tools, unused, hidden)
         ids = {role: getattr(self.tokenizer.special_tokens, role) for role in ROLE_NAMES}
         variables: dict[str, Any] = {
             f"{role}_token": "" if i is None else self.tokenizer.id_to_token(i) for role, i in ids.items()
         }
         variables |= {"messages": copied, "add_generation_prompt": add_generation_prompt}
+        if tools:
+            variables["tools"] = tools
         return variables, hidden
 
     def _mark_control_tokens(self, text: str, hidden: Mapping[str, str]) -> str:
@@ -230,6 +264,15 @@ class JinjaChatTemplate:
             )
         text = self._pattern.sub(lambda match: CONTROL_TOKEN_FORMAT.format(self._special[match.group()][0]), text)
         return text.translate({ord(private): character for private, character in hidden.items()})
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a value of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | Sequence):
+        for one in chain(value, value.values()) if isinstance(value, Mapping) else value:
+            yield from _texts(one)
 
 
 def result_or_error(call: Callable[..., Result], *arguments: Any) -> Result | QkvError:
@@ -282,7 +325,9 @@ def _find_contents(text: str, messages: Sequence[Message], around: Sequence[str]
 
 
 def check_message(message: Any, number: int) -> None:
-    """Raise an error for a message without a known role or without a text."""
+    """Raise an error for a message without a known role or without a text. A call of a tool needs no text."""
+    if isinstance(message, Mapping) and message.get("content") is None and message.get("tool_calls"):
+        message = {**message, "content": ""}
     if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
         raise UsageError(f'message {number}: expected {{"role": "user", "content": "…"}}, got {shorten(repr(message))}')
     if message.get("role") not in ROLES:

@@ -1,5 +1,6 @@
 """The OpenAPI document of the endpoints, and a page that shows it without any script or network."""
 
+import json
 import re
 from base64 import b64encode
 from collections.abc import Sequence
@@ -144,7 +145,8 @@ def _render_type(schema: dict[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(map(_render_type, schema["anyOf"]))
     if "enum" in schema:
-        return " or ".join(f"<code>{escape(value)}</code>" for value in schema["enum"])
+        names = [value if isinstance(value, str) else json.dumps(value) for value in schema["enum"]]
+        return " or ".join(f"<code>{escape(name)}</code>" for name in names)
     if schema.get("type") == "array":
         return f"list of {_render_type(schema['items'])}"
     limits = [f"{name} {schema[name]:,}" for name in schema if name.startswith(("min", "max"))]

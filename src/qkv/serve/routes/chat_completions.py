@@ -1,12 +1,13 @@
 """POST /v1/chat/completions: reply in a chat."""
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from qkv.decode import GenerationResult, TokenLogprob
-from qkv.serve.http.api_error import CONTEXT_LENGTH_EXCEEDED, ApiError
+from qkv.serve.http.api_error import ApiError
 from qkv.serve.http.endpoint import Call, Endpoint
+from qkv.serve.routes.chat_replies import ChatReplies, find_chat_model, start_replies, write_call
 from qkv.serve.routes.chat_types import (
     ChatAnswer,
     ChatBody,
@@ -14,142 +15,76 @@ from qkv.serve.routes.chat_types import (
     ChatLogprob,
     ChatLogprobs,
     ChatMessageAnswer,
-    ChatMessageBody,
+    ChatStopReason,
     TopLogprob,
 )
-from qkv.serve.routes.choices import (
-    StopReason,
-    Usage,
-    cancel_choices,
-    close_choices,
-    count_usage,
-    find_engine,
-    make_response_fields,
-    stop_reason,
-    submit_choices,
-    token_logprobs,
-)
+from qkv.serve.routes.choices import Usage, make_response_fields, token_logprobs
 from qkv.serve.routes.event_stream import EventStream, merge
 from qkv.serve.running.generation import Generation
-from qkv.serve.running.pool import ServedModel
-from qkv.tasks.chat.conversation import DEFAULT_MAX_TOKENS, MIN_REPLY_TOKENS, PLAIN_STOP, Chat
 
 
 async def reply(call: Call) -> Any:
     """Answer a request."""
     body: ChatBody = call.body
-    served = call.server.pool.find(body.model)
-    find_engine(served)
+    served = find_chat_model(call)
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs = true", param="top_logprobs")
-    wanted = body.max_tokens or body.max_completion_tokens or min(DEFAULT_MAX_TOKENS, call.server.settings.max_tokens)
     with served.in_use():
-        roles = ["system" if message.role == "developer" else message.role for message in body.messages]
-        contents = map(join_text, body.messages)
-        messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=True)]
-        chat, ids = await asyncio.to_thread(encode_chat, served, messages, wanted, body.template)
-        context = served.model.config.stack.max_positions
-        generations = await submit_choices(
-            call,
-            served,
-            [ids],
-            max_tokens=min(wanted, context - len(ids)) if context else wanted,
-            logprobs=body.top_logprobs,
-            extra_stop=PLAIN_STOP if chat.template.is_plain else (),
-            eos_token_ids=chat.network.config.eos_token_ids,
-        )
-        writer = ChatWriter(call, served, body, strips=chat.template.is_plain)
+        replies = await start_replies(call, served)
         if body.logprobs:
             await served.batcher.call(lambda: served.token_texts)
+        writer = ChatWriter(replies, body)
         if body.stream:
-            events = writer.stream(generations, len(ids))
-            return EventStream(call, events, lambda: close_choices(call, served, len(ids), generations))
-        try:
-            results = [await generation.result() for generation in generations]
-        finally:
-            cancel_choices(generations)
-            usage = count_usage(call, served, len(ids), generations)
-        return writer.write(results, usage)
-
-
-def join_text(message: ChatMessageBody) -> str:
-    """The text of a message, which may come in parts."""
-    if isinstance(message.content, str):
-        return message.content
-    return "".join(part.text for part in message.content)
-
-
-def encode_chat(
-    served: ServedModel, messages: list[dict[str, str]], max_tokens: int, template: str | None
-) -> tuple[Chat, list[int]]:
-    """The chat of a model, and the ids of the messages. This blocks, because a template runs in another process."""
-    chat = served.find_chat(template)
-    ids, num_dropped = chat.truncate_history(messages, min(max_tokens, MIN_REPLY_TOKENS))
-    if num_dropped:
-        context = served.model.config.stack.max_positions
-        raise ApiError(
-            400,
-            f"the messages have too many tokens for the model's context of {context:,}; without the first "
-            f"{num_dropped} of them, they would fit",
-            param="messages",
-            code=CONTEXT_LENGTH_EXCEEDED,
-        )
-    return chat, ids
+            return EventStream(call, writer.stream(), replies.close)
+        return writer.write(*await replies.results())
 
 
 class ChatWriter:
-    """Writes the reply to one request, whole or in chunks."""
+    """Writes the replies to one request, whole or in chunks."""
 
-    def __init__(self, call: Call, served: ServedModel, body: ChatBody, *, strips: bool) -> None:
-        """`strips` removes white space around the reply, as `m.chat` does for a model without a template."""
-        self.call, self.served, self.body, self.strips = call, served, body, strips
-        self.fields = make_response_fields("chatcmpl", served)
+    def __init__(self, replies: ChatReplies, body: ChatBody) -> None:
+        self.replies, self.body = replies, body
+        self.fields = make_response_fields("chatcmpl", replies.served)
 
     def write(self, results: Sequence[GenerationResult], usage: Usage) -> ChatAnswer:
         """The whole answer."""
-        choices = [
-            ChatChoice(
-                i,
-                ChatMessageAnswer("assistant", result.text.strip() if self.strips else result.text),
-                self.describe(result.logprobs[: len(result.ids)]),
-                stop_reason(result.finish_reason),
-            )
-            for i, result in enumerate(results)
-        ]
+        choices = []
+        for i, result in enumerate(results):
+            text, found, reason = self.replies.read(result)
+            message = ChatMessageAnswer("assistant", text)
+            if found is not None:
+                message = ChatMessageAnswer("assistant", None, tool_calls=[write_call(found)])
+            choices.append(ChatChoice(i, message, self.describe(result.logprobs[: len(result.ids)]), reason))
         return ChatAnswer(self.fields.id, "chat.completion", self.fields.created, self.fields.model, choices, usage)
 
-    async def stream(self, generations: Sequence[Generation], num_prompt: int) -> AsyncIterator[dict[str, Any]]:
+    async def stream(self) -> AsyncIterator[dict[str, Any]]:
         """The answer in chunks."""
-        with self.served.in_use():
-            async for chunk in merge([self.stream_choice(i, one) for i, one in enumerate(generations)]):
+        with self.replies.served.in_use():
+            async for chunk in merge([self.stream_choice(i, one) for i, one in enumerate(self.replies.generations)]):
                 yield chunk
-            usage = count_usage(self.call, self.served, num_prompt, generations)
+            usage = self.replies.count_usage()
             if self.body.stream_options is not None and self.body.stream_options.include_usage:
                 yield {**self.chunk(), "usage": usage}
 
     async def stream_choice(self, index: int, generation: Generation) -> AsyncIterator[dict[str, Any]]:
         """The chunks of one choice."""
         yield self.chunk(index, {"role": "assistant", "content": ""})
-        withheld, is_first = "", self.strips
-        async for new in generation.chunks():
+        async for new in self.replies.parts(generation):
             found = token_logprobs(generation, new.first_token, new.last_token) if self.body.logprobs else []
-            text = withheld + new.text
-            if self.strips:  # white space at the end may turn out to be the end of the reply
-                text = text.lstrip() if is_first else text
-                withheld = text[len(text.rstrip()) :]
-                text = text.rstrip()
-                is_first = is_first and not text
-            if text or found:
-                yield self.chunk(index, {"content": text}, self.describe(found))
+            if new.text or found:
+                yield self.chunk(index, {"content": new.text}, self.describe(found))
         assert isinstance(generation.outcome, GenerationResult)
-        yield self.chunk(index, {}, reason=stop_reason(generation.outcome.finish_reason))
+        _, tool_call, reason = self.replies.read(generation.outcome)
+        if tool_call is not None:
+            yield self.chunk(index, {"tool_calls": [{"index": 0, **asdict(write_call(tool_call))}]})
+        yield self.chunk(index, {}, reason=reason)
 
     def chunk(
         self,
         index: int = 0,
-        delta: dict[str, str] | None = None,
+        delta: dict[str, Any] | None = None,
         logprobs: ChatLogprobs | None = None,
-        reason: StopReason | None = None,
+        reason: ChatStopReason | None = None,
     ) -> dict[str, Any]:
         """A chunk with one choice, or with none."""
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
@@ -160,7 +95,7 @@ class ChatWriter:
         """Log-probabilities in the form of the API, or None if they are not asked for."""
         if not self.body.logprobs:
             return None
-        texts = self.served.token_texts
+        texts = self.replies.served.token_texts
 
         def name(token: int, logprob: float) -> tuple[str, float, list[int]]:
             return texts.text_of(token), logprob, list(texts.bytes_of(token))

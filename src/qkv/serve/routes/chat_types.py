@@ -7,6 +7,9 @@ from qkv.serve.routes.choices import StopReason, Usage
 from qkv.serve.routes.generation_body import MAX_LOGPROBS, GenerationBody
 from qkv.values import Limits
 
+ChatStopReason = StopReason | Literal["tool_calls"]
+MAX_TOOLS = 128
+
 
 @dataclass(frozen=True)
 class TextPart:
@@ -17,13 +20,68 @@ class TextPart:
 
 
 @dataclass(frozen=True)
+class FunctionBody:
+    """A tool."""
+
+    name: Annotated[str, Limits(1, 64)]
+    description: Annotated[str, "What it does, for the model."] = ""
+    parameters: Annotated[dict[str, Any], "The JSON schema of its arguments."] | None = None
+    strict: Annotated[bool, "The arguments are always valid, with or without this."] | None = None
+
+
+@dataclass(frozen=True)
+class ToolBody:
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: FunctionBody
+
+
+@dataclass(frozen=True)
+class FunctionName:
+    """The name of a tool."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class ToolChoiceBody:
+    """The tool that the model must call."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+@dataclass(frozen=True)
+class FunctionCall:
+    """The name of a tool, and its arguments as a text of JSON."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class ToolCallPart:
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+@dataclass(frozen=True)
 class ChatMessageBody:
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart]
+    content: str | list[TextPart] | None = None
+    tool_calls: Annotated[list[ToolCallPart], Limits(0, MAX_TOOLS)] | None = None
+    tool_call_id: Annotated[str, "The call whose result this is."] | None = None
     name: Annotated[str, "Accepted, without effect."] | None = None
     refusal: Annotated[str, "Accepted, without effect."] | None = None
+    annotations: Annotated[list[Any], "Accepted, without effect."] | None = None
+    audio: Annotated[None, "There is no sound in a chat."] = None
+    function_call: Annotated[None, "The form of before `tool_calls`."] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +97,9 @@ class ChatBody(GenerationBody):
     reasoning_effort: Annotated[str, "Accepted, without effect."] | None = None
     verbosity: Annotated[str, "Accepted, without effect."] | None = None
     prediction: Annotated[dict[str, Any], "Accepted, without effect: a guess of the reply, to save time."] | None = None
-    parallel_tool_calls: Annotated[bool, "Accepted, without effect: there are no tools."] | None = None
-    tools: Annotated[list[Any], Limits(0, 0), "Only an empty list: tools are not supported."] | None = None
-    tool_choice: Annotated[Literal["none", "auto"], "Accepted, without effect: there are no tools."] | None = None
+    parallel_tool_calls: Annotated[bool, "Accepted, without effect: a reply has one call."] | None = None
+    tools: Annotated[list[ToolBody], Limits(0, MAX_TOOLS), "For a model whose chat template has tools."] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ToolChoiceBody | None = None
     template: (
         Annotated[Literal["plain"], 'For a model without a chat template: "User: …" and "Assistant: …".'] | None
     ) = None
@@ -79,8 +137,9 @@ class ChatMessageAnswer:
     """The reply."""
 
     role: Literal["assistant"]
-    content: str
+    content: Annotated[str | None, "null in a call of a tool"]
     refusal: None = None
+    tool_calls: list[ToolCallPart] | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +149,7 @@ class ChatChoice:
     index: int
     message: ChatMessageAnswer
     logprobs: ChatLogprobs | None
-    finish_reason: StopReason
+    finish_reason: ChatStopReason
 
 
 @dataclass(frozen=True)

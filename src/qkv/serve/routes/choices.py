@@ -3,9 +3,10 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from qkv.decode import GenerationOptions, TokenLogprob
@@ -100,13 +101,17 @@ async def submit_choices(
     logprobs: int,
     extra_stop: tuple[str, ...] = (),
     eos_token_ids: tuple[int, ...] | None = None,
+    constrain: Callable[[], GrammarConstraint] | None = None,
 ) -> list[Generation]:
-    """Submit `n` generations for each prompt. If one cannot be submitted, none is."""
+    """Submit `n` generations for each prompt. If one cannot be submitted, none is.
+
+    `constrain` makes the constraint, instead of the fields of the request.
+    """
     body: GenerationBody = call.body
     engine, settings = find_engine(served), call.server.settings
     check_choices(call, len(prompts))
     engine.check_room(len(prompts) * body.n)
-    constraint = await compile_constraint(call, served, eos_token_ids)
+    constraint = await compile_constraint(call, served, eos_token_ids, constrain)
     generations: list[Generation] = []
     try:
         for prompt in prompts:
@@ -124,15 +129,19 @@ async def submit_choices(
 
 
 async def compile_constraint(
-    call: Call, served: ServedModel, eos_token_ids: tuple[int, ...] | None
+    call: Call,
+    served: ServedModel,
+    eos_token_ids: tuple[int, ...] | None,
+    constrain: Callable[[], GrammarConstraint] | None,
 ) -> GrammarConstraint | None:
     """Make the constraint of a request, and compile it for all its choices. The engine's thread need not wait."""
     body: GenerationBody = call.body
-    if not has_constraint(body):
+    if constrain is None and not has_constraint(body):
         return None
+    make = constrain or partial(make_constraint, body)
 
     def compile_now() -> GrammarConstraint:
-        constraint = make_constraint(body)
+        constraint = make()
         constraint.compile(served.model.tokenizer, eos_token_ids or served.model.config.eos_token_ids)
         return constraint
 

@@ -74,8 +74,9 @@ class EventStream(Response):
 
 
 def encode_event(value: Any) -> bytes:
-    """A value as one event."""
-    return b"data: " + encode_json(value) + b"\n\n"
+    """A value as one event. Events that have a type are also named after it."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    return (f"event: {kind}\n".encode() if kind else b"") + b"data: " + encode_json(value) + b"\n\n"
 
 
 async def merge(streams: Sequence[AsyncIterator[T]]) -> AsyncIterator[T]:

@@ -1,16 +1,21 @@
 """The reply of a model in a chat: the prompt from the template, the history cut to the context, the generation."""
 
 import copy
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from qkv.decode import generate
+from qkv.decode.constrained.bounds import check_schema
+from qkv.decode.constrained.constraints import GrammarConstraint, grammar
 from qkv.decode.result import FinishReason
 from qkv.errors import ContextLengthError, UsageError
 from qkv.models import Network
 from qkv.models.runtime import eval_mode
+from qkv.tasks.chat.tools import CallFilter, CallFormat, Tool, ToolCall, choose_tools, find_call_format, make_tools
 from qkv.tasks.results import Result, one_line
 from qkv.tasks.run.generate import make_generation_options
 from qkv.tasks.text_model import TextModel
@@ -35,16 +40,18 @@ class ChatReply(Result):
     finish_reason: FinishReason
     ids: list[int]
     score: float  # the log-probability of the reply
-    messages: list[Mapping[str, str]] = field(metadata=HIDDEN)
+    messages: list[Message] = field(metadata=HIDDEN)
     num_dropped: int = 0  # old messages that the model did not see, because its context is too short
+    tool_calls: tuple[ToolCall, ...] = ()  # the call of a tool, instead of a text
 
     def summary(self) -> str:
         """The text in one line."""
-        return one_line(self.text)
+        return one_line(self.body())
 
     def body(self) -> str:
-        """The text."""
-        return self.text
+        """The text, or the call of a tool."""
+        calls = [f"{call.name}({json.dumps(call.arguments, ensure_ascii=False)})" for call in self.tool_calls]
+        return "\n".join(calls) or self.text
 
 
 class Chat:
@@ -63,16 +70,26 @@ class Chat:
         special: bool = False,
         on_text: OnReplyText | None = None,
         max_tokens: int = DEFAULT_MAX_TOKENS,
+        tools: Sequence[Tool | Mapping[str, Any]] = (),
+        tool_choice: str = "auto",
         **options: Any,
     ) -> ChatReply:
-        """Generate the assistant's reply to the last message."""
+        """Generate the assistant's reply to the last message: a text, or the call of one of the `tools`.
+
+        `tool_choice` is "auto", "required" for a call, "none", or the name of the tool to call.
+        """
         check_value(bool, special, "special")
         listed = make_messages(messages, system)
+        shown = choose_tools(make_tools(tools), tool_choice)
         generation = make_generation_options({"max_tokens": max_tokens, **options})
+        if shown:
+            if generation.constraint is not None:
+                raise UsageError("tools constrain the reply, so they exclude constraint; leave out one of them")
+            generation = replace(generation, constraint=self.constrain_to_tools(shown, tool_choice))
         if self.template.is_plain:
             generation = replace(generation, stop=(*generation.stop, *PLAIN_STOP))
         context = self.model.config.stack.max_positions
-        ids, num_dropped = self.truncate_history(listed, min(generation.max_tokens, MIN_REPLY_TOKENS), special)
+        ids, num_dropped = self.truncate_history(listed, min(generation.max_tokens, MIN_REPLY_TOKENS), special, shown)
         if context:
             generation = replace(generation, max_tokens=min(generation.max_tokens, context - len(ids)))
         if num_dropped:
@@ -81,19 +98,36 @@ class Chat:
                 f"first {num_dropped} messages"
             )
 
-        def forward_text(_: int, text: str) -> None:
-            if on_text is not None:
-                on_text(text)
-
-        callback = None if on_text is None else forward_text
+        shown_text = CallFilter(self.call_format, on_text) if shown and on_text is not None else None
+        forward = on_text if shown_text is None else shown_text.add
+        callback = None if forward is None else lambda _, text: forward(text)
         with eval_mode(self.network):
             (result,) = generate(self.network, [ids], generation, self.model.tokenizer, callback)
         text = result.text.strip() if self.template.is_plain else result.text
+        if shown_text is not None:
+            shown_text.close()
+        call = self.call_format.parse(text) if shown else None
+        if call is not None:
+            message: Message = {"role": "assistant", "content": "", "tool_calls": [call.to_dict()]}
+            return ChatReply(
+                "", result.finish_reason, result.ids, result.score, [*listed, message], num_dropped, (call,)
+            )
         history = [*listed, {"role": "assistant", "content": text}]
         return ChatReply(text, result.finish_reason, result.ids, result.score, history, num_dropped)
 
+    @cached_property
+    def call_format(self) -> CallFormat:
+        """How the model writes the call of a tool; an error if its template has no tools."""
+        return find_call_format(self.template)
+
+    def constrain_to_tools(self, tools: Sequence[Tool], choice: str) -> GrammarConstraint:
+        """A constraint of the reply: the call of a tool with valid arguments or, if the choice allows it, a text."""
+        for tool in tools:
+            check_schema(tool.parameters)
+        return grammar(self.call_format.make_grammar(tools, needs_call=choice != "auto"))
+
     def truncate_history(
-        self, messages: Sequence[Message], reply_tokens: int, special: bool = False
+        self, messages: Sequence[Message], reply_tokens: int, special: bool = False, tools: Sequence[Tool] = ()
     ) -> tuple[list[int], int]:
         """The ids of the longest end of a chat that leaves room for a reply, and how many messages were left out.
 
@@ -108,7 +142,8 @@ class Chat:
             raise UsageError("the chat has only a system prompt; add a message of the user to reply to")
 
         def encode_from(start: int) -> list[int]:
-            return self.template.encode([*messages[:num_system], *messages[start:]], special=special)
+            chat = [*messages[:num_system], *messages[start:]]
+            return self.template.encode(chat, special=special, tools=[tool.to_dict() for tool in tools])
 
         ids = encode_from(starts[0])
         if is_unlimited or len(ids) <= max_prompt:
