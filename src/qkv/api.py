@@ -23,6 +23,7 @@ from qkv.arguments import (
     parse_dtype,
 )
 from qkv.blocks import HeadConfig, Inputs, Tap
+from qkv.data.modalities import reads_files
 from qkv.decode import GenerationOptions, GenerationResult, TokenLogprob
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.models import Config, Network, build
@@ -35,7 +36,7 @@ from qkv.tasks.run.generate import make_generation_options, prompt_ids
 from qkv.tasks.run.long_texts import handle_long_texts
 from qkv.tasks.table import find_task
 from qkv.tasks.text_model import TextModel
-from qkv.tasks.verbs.embed import EmbedOptions, embed_texts
+from qkv.tasks.verbs.embed import EMBED, EmbedOptions, embed_texts
 from qkv.text import Tokenizer
 from qkv.train.run.load import load_model
 from qkv.values import PYTHON, read
@@ -310,23 +311,23 @@ class Model(TaskCalls):
 
     @overload
     def embed(
-        self, texts: str | Sequence[str], *, pooling: Any = None, too_long: Any = "error", batch_size: int = 32
-    ) -> Tensor: ...
-    @overload
-    def embed(
         self, texts: Iterator[str], *, pooling: Any = None, too_long: Any = "error", batch_size: int = 32
     ) -> Iterator[Tensor]: ...
+    @overload
+    def embed(self, texts: Any, *, pooling: Any = None, too_long: Any = "error", batch_size: int = 32) -> Tensor: ...
 
     @torch.no_grad()
     def embed(
         self,
-        texts: str | Sequence[str] | Iterator[str],
+        texts: Any,
         *,
         pooling: Literal["first", "last", "mean"] | None = None,
         too_long: Literal["error", "truncate"] = "error",
         batch_size: int = 32,
     ) -> Tensor | Iterator[Tensor]:
         """A vector for each text, (N, C); for one text, (C,); for an iterator of texts, a generator of vectors.
+
+        A model of images, such as CLIP's, takes paths, bytes of files or Pillow images instead of texts.
 
         A model with an embedding head has its own pooling, which `pooling` overrides. Any other model needs `pooling`:
         the vector is the hidden state of the first or last token, or the mean of all. A text longer than the model can
@@ -354,15 +355,20 @@ class Model(TaskCalls):
                 return self.embed(batch, pooling=pooling, too_long=too_long, batch_size=batch_size)
 
             return stream_batches(embed, texts, batch_size)
-        check_list(texts, "texts must be a text or a list of texts")
-        listed = [texts] if isinstance(texts, str) else list(texts)
+        is_file = reads_files(self.config)
+        is_single = isinstance(texts, str) or (is_file and not isinstance(texts, list | tuple))
+        if not is_single:
+            check_list(texts, "texts must be a text or a list of texts")
+        listed: list[Any] = [texts] if is_single else list(texts)
+        if is_file:
+            EMBED.check_inputs(self.config, listed)
         for number, text in enumerate(listed):
-            if not isinstance(text, str):
+            if not isinstance(text, str) and not is_file:
                 raise UsageError(f"texts[{number}] is {describe_value(text)}, not a text; give a list of strings")
         vectors, lengths = embed_texts(model, listed, pooling=pooling, longest_first=False)
         if pooling is None:
             handle_long_texts(listed, lengths, self.config, options)
-        return vectors[0] if isinstance(texts, str) else vectors
+        return vectors[0] if is_single else vectors
 
     @overload
     def generate(self, prompts: str, **options: Any) -> GenerationResult: ...

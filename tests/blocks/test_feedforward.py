@@ -17,6 +17,7 @@ FORMULAS: dict[str, Callable[[float], float]] = {
     "relu2": lambda x: max(0.0, x) ** 2,
     "gelu": lambda x: x * 0.5 * (1 + math.erf(x / math.sqrt(2))),
     "gelu_tanh": lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "quick_gelu": lambda x: x / (1 + math.exp(-1.702 * x)),
     "silu": lambda x: x / (1 + math.exp(-x)),
 }
 BENDS = {"reglu": "relu", "reglu2": "relu2", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}

@@ -136,4 +136,7 @@ def test_choices_of_one_question(case):
 def test_every_architecture_and_head_is_tried():
     """A new table without a variant here would otherwise pass unseen."""
     tried = {case.split(":")[1] for case in cases()}
-    assert {table.class_name for architecture in ARCHITECTURES.values() for table in architecture.heads} == tried
+    of_texts = (
+        row for name, row in ARCHITECTURES.items() if name not in ("vit", "clip_vision_model", "clip_text_model")
+    )
+    assert {table.class_name for architecture in of_texts for table in architecture.heads} == tried

@@ -215,7 +215,8 @@ class HeadConfig:
     """
 
     kind: HeadKind = "none"
-    # V. lm, mlm: the vocabulary size; ctc: also the blank; frames: numbers of a frame. 0: number of labels
+    # V. lm, mlm: the vocabulary size; ctc: also the blank; frames: numbers of a frame; embed: numbers of a vector (0:
+    # there is no projection). 0: number of labels
     outputs: Annotated[int, Limits(0, 2**24)] = 0
     labels: tuple[str, ...] = ()  # the names of the classes or tags
     pool: Literal["first", "last", "mean"] = "first"  # POOLED_KINDS: how the tokens of a document become one vector

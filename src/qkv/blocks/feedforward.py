@@ -29,11 +29,17 @@ def _relu2(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
+def _quick_gelu(x: Tensor) -> Tensor:
+    """The approximation of GELU in CLIP."""
+    return x * torch.sigmoid(1.702 * x)
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "relu2": _relu2,
     "gelu": F.gelu,
     "gelu_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
     "silu": F.silu,
     "tanh": F.tanh,
 }

@@ -2,8 +2,8 @@
 
 All heads have the same structure. They take the hidden state of every token, or one vector per document, and apply an
 optional dense layer. Then they project: to the vocabulary (lm, mlm), to classes (classify, choice, tag), to start and
-end logits (span), to the vocabulary and a blank (ctc), or to the numbers of a frame (frames). An embed head does not
-project.
+end logits (span), to the vocabulary and a blank (ctc), or to the numbers of a frame (frames). An embed head without
+`outputs` does not project.
 
 B batch, T tokens, E documents in a sequence, C model width, V outputs
 """
@@ -83,7 +83,7 @@ class Head(nn.Module):
         self.norm = make_norm(stack, inner) if config.dense_norm else None
         self.dropout = Dropout(config.dropout)
         self.out = None
-        if config.kind not in ("none", "embed"):
+        if config.kind != "none" and (config.kind != "embed" or config.outputs):
             self.out = nn.Linear(inner, config.outputs, bias=config.bias)
             if config.tied:
                 if token is None:

@@ -124,6 +124,7 @@ PARTS: dict[str, OpenTable[PartRow]] = {
             "relu2": _feedforward(activation="relu2"),
             "gelu": _feedforward(activation="gelu"),
             "gelu_tanh": _feedforward(activation="gelu_tanh"),
+            "quick_gelu": _feedforward(activation="quick_gelu"),
             "silu": _feedforward(activation="silu"),
             "reglu": _feedforward(activation="relu", gated=True),
             "reglu2": _feedforward(activation="relu2", gated=True),

@@ -33,6 +33,7 @@ class PatchesConfig(FrontEndConfig):
     std: tuple[Channel, Channel, Channel] = (0.5, 0.5, 0.5)
     bias: bool = True  # whether the linear map has a bias
     norm: bool = False  # a layer norm over all vectors, as in CLIP
+    class_token: bool = False  # a learned vector before the patches, as in ViT and CLIP
 
     def __post_init__(self) -> None:
         if self.size % self.patch:
@@ -41,6 +42,10 @@ class PatchesConfig(FrontEndConfig):
             raise ValueError(f"features = {self.features}, but patches have 3 · {self.patch}² numbers; leave it out")
         if self.stem == "conv" and (self.patch < 2 or self.patch & (self.patch - 1)):
             raise ValueError(f'stem = "conv" halves the image, so patch must be 2, 4, 8, …, not {self.patch}')
+        if self.class_token and self.positions == "sinusoidal":
+            raise ValueError(
+                'class_token has no place in the grid of positions = "sinusoidal"; use "learned" or "none"'
+            )
         if not all(self.std):
             raise ValueError("std must not be 0, because pixels are divided by it")
         object.__setattr__(self, "features", 3 * self.patch**2)
@@ -57,8 +62,8 @@ class PatchesConfig(FrontEndConfig):
         return self.size // self.patch, self.size // self.patch
 
     def length(self, size: tuple[int, int]) -> int:
-        """The number of patches."""
-        return size[0] * size[1]
+        """The number of patches, and the class token."""
+        return size[0] * size[1] + self.class_token
 
 
 PATCHES = FrontEndKind(PatchesConfig, lazy_function("qkv.images.patches:Patches"))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")  # formats whose decoders run no other program
 MAX_PIXELS = 40_000_000  # pixels of a file; their colours take 120 MB
 MAX_FILE_BYTES = 64 * 2**20
+MAX_RESIZED = 4_000_000  # pixels of a resized image of which only the middle is needed
 BACKGROUND = (255, 255, 255)  # of transparent pixels
 
 
@@ -94,15 +95,15 @@ def fit_image(image: "Image", config: PatchesConfig) -> np.ndarray:
     else:  # the shorter or the longer side gets the size
         side = min(width, height) if config.fit == "crop" else max(width, height)
         new = (max(1, int(width * size / side)), max(1, int(height * size / side)))
-    box = None
-    if config.fit == "crop":  # resize only the cut, because the whole image may be very long
-        left, top = (new[0] - size) // 2, (new[1] - size) // 2
+    left, top = (new[0] - size) // 2, (new[1] - size) // 2  # of the cut
+    if config.fit == "crop" and new[0] * new[1] > MAX_RESIZED:  # resize only the cut
         scale = width / new[0], height / new[1]
         box = (left * scale[0], top * scale[1], (left + size) * scale[0], (top + size) * scale[1])
-        box = (box[0], box[1], min(box[2], width), min(box[3], height))
-        new = (size, size)
-    if new != (width, height) or box is not None:
-        image = image.resize(new, resample, box)
+        image = image.resize((size, size), resample, (*box[:2], min(box[2], width), min(box[3], height)))
+    elif new != (width, height):
+        image = image.resize(new, resample)
+    if config.fit == "crop" and image.size != (size, size):
+        image = image.crop((left, top, left + size, top + size))
     pixels = np.asarray(image)
     if config.fit == "pad":
         padded = np.full((size, size, 3), BACKGROUND, np.uint8)

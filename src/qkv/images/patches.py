@@ -12,7 +12,7 @@ from qkv.images.config import PatchesConfig
 
 
 class Patches(nn.Module):
-    """(pixels − mean) / std → linear map or convolutions → + positions."""
+    """(pixels − mean) / std → linear map or convolutions → (class token before them) → + positions → (norm)."""
 
     def __init__(self, config: PatchesConfig, width: int) -> None:
         super().__init__()
@@ -23,11 +23,13 @@ class Patches(nn.Module):
         else:
             self.project = nn.Sequential(*conv_layers(config.patch, width, config.bias))
         rows, columns = config.grid
-        self.position = nn.Embedding(rows * columns, width) if config.positions == "learned" else None
+        self.class_token = nn.Embedding(1, width) if config.class_token else None
+        length = config.length((rows, columns))
+        self.position = nn.Embedding(length, width) if config.positions == "learned" else None
         self.norm = nn.LayerNorm(width) if config.norm else None
 
     def forward(self, payload: Payload) -> Tensor:
-        """Payload values (k · N, F) → vectors (k · N, C)."""
+        """Payload values (k · N, F) → vectors (k · N, C), or (k · (N + 1), C) with a class token."""
         rows, columns = self.config.grid
         pixels = self.normalize(payload.values).view(-1, rows * columns, self.config.features)  # (k, N, F)
         if self.config.stem == "conv":
@@ -35,6 +37,8 @@ class Patches(nn.Module):
         x: Tensor = self.project(pixels)
         if self.config.stem == "conv":
             x = x.flatten(2).transpose(1, 2)  # (k, N, C)
+        if self.class_token is not None:
+            x = torch.cat([self.class_token.weight.to(x.dtype).expand(len(x), 1, -1), x], 1)
         if self.position is not None:
             x = x + self.position.weight
         elif self.config.positions == "sinusoidal":

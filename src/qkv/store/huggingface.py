@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qkv.errors import QkvError
-from qkv.files import write_atomically
+from qkv.files import read_json_object, write_atomically
 from qkv.models import Config
 from qkv.models.tables import (
     ARCHITECTURES,
@@ -21,7 +21,14 @@ from qkv.models.tables import (
     write_config,
     write_weights,
 )
-from qkv.models.tables.architecture import HeadTable, belongs_to_head, find_head, is_ignored, normalize_name
+from qkv.models.tables.architecture import (
+    PROCESSOR_KEY,
+    HeadTable,
+    belongs_to_head,
+    find_head,
+    is_ignored,
+    normalize_name,
+)
 from qkv.store import weights as weight_files
 from qkv.store.weights import MAX_LISTED, Weights, describe_mismatches
 
@@ -39,9 +46,39 @@ def read_hf_config(folder: Path, hf_config: dict[str, Any], weights: Weights) ->
         architecture = find_architecture(str(hf_config["model_type"]))
         head_table = find_head(architecture, hf_config)
         names = frozenset(normalize_name(architecture, head_table, name) for name in weights.shapes)
-        return read_config(architecture, {**hf_config, "_tensors": names}), notes
+        processor = read_image_processor(folder)
+        return read_config(architecture, {**hf_config, "_tensors": names, PROCESSOR_KEY: processor}), notes
     except QkvError as error:
         raise QkvError(str(error).replace("config.json", str(folder / "config.json"), 1)) from error
+
+
+def select_tower(folder: Path, hf_config: dict[str, Any], tower: str) -> dict[str, Any]:
+    """The config.json of one tower of a folder of CLIP; any other config.json is returned as it is."""
+    if hf_config.get("model_type") == "clip":
+        if not tower:
+            raise QkvError(
+                f"{folder}: this folder has two models, one of images and one of texts; name one of them: "
+                f"{folder / 'vision_model'} or {folder / 'text_model'}"
+            )
+        from qkv.models.tables.clip import split_config
+
+        return split_config(hf_config, tower)
+    if tower:
+        raise QkvError(f"{folder / tower}: no such folder, and {folder / 'config.json'} is not a model of CLIP")
+    return hf_config
+
+
+def read_image_processor(folder: Path) -> dict[str, Any]:
+    """The settings that turn images into pixels: `preprocessor_config.json`, or a part of `processor_config.json`.
+
+    Without these files, it is empty.
+    """
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if (folder / name).is_file():
+            values = read_json_object(folder / name)
+            found = values.get("image_processor", values)
+            return found if isinstance(found, dict) else {}
+    return {}
 
 
 def read_hf_weights(
@@ -163,8 +200,11 @@ def find_hf_export(config: Config) -> HfExport:
 
 
 def write_hf(folder: Path, target: HfExport, config: Config, parameters: Mapping[str, Tensor]) -> None:
-    """Write config.json and the weights for transformers."""
+    """Write config.json, the weights and the settings of images for transformers."""
     tensors = write_weights(target.architecture, target.head_table, config, parameters)
     dtype = str(next(iter(parameters.values())).dtype).removeprefix("torch.")
     weight_files.write_weights(folder, tensors)
-    write_atomically(folder / "config.json", json.dumps({**target.hf_config, "dtype": dtype}, indent=2) + "\n")
+    values = {name: value for name, value in target.hf_config.items() if not name.startswith("_")}
+    write_atomically(folder / "config.json", json.dumps({**values, "dtype": dtype}, indent=2) + "\n")
+    if processor := target.hf_config.get(PROCESSOR_KEY):
+        write_atomically(folder / "preprocessor_config.json", json.dumps(processor, indent=2) + "\n")

@@ -48,12 +48,15 @@ MODEL_FILES = (
     "tokenizer_config.json",
     "chat_template.jinja",
     "preprocessor_config.json",
+    "processor_config.json",
     *SENTENCE_TRANSFORMERS_FILES,
 )
 """Saving a model deletes these files of an older model in the same folder, because a reader would mix the two."""
 
 PROCESSOR_FILE = "preprocessor_config.json"
 """The settings that turn images or sounds into payloads, as the tokenizer's files turn texts into ids."""
+TOWERS = ("vision_model", "text_model")
+"""The models of images and of texts in one folder of CLIP."""
 RECIPE_FILE = "recipe.toml"
 """A folder with this file is the folder of a training run, into which the run writes its model."""
 
@@ -123,6 +126,7 @@ class _OpenedModel:
 
 def _open_folder(name: str | Path, shapes_only: bool) -> _OpenedModel:
     """Open a qkv folder, a Hugging Face folder or a hub id."""
+    name, tower = split_tower(name)
     folder = resolve_folder(name)
     config_path = folder / "config.json"
     if not config_path.exists() and not (folder / "modules.json").exists():
@@ -145,15 +149,24 @@ def _open_folder(name: str | Path, shapes_only: bool) -> _OpenedModel:
         processor = read_json_object(folder / PROCESSOR_FILE) if (folder / PROCESSOR_FILE).exists() else None
         notes = describe_changes(read_plugins(values.get("plugins")))
         return _OpenedModel(config_path, config, weights, _load_tokenizer(folder), notes=notes, processor=processor)
-    from qkv.store.huggingface import read_hf_config
+    from qkv.store.huggingface import read_hf_config, select_tower
     from qkv.store.sentence_transformers import sentence_transformers_head, transformer_folder
 
     body = transformer_folder(folder)
-    values = read_json_object(body / "config.json")
+    values = select_tower(body, read_json_object(body / "config.json"), tower)
     weights = Weights(body, shapes_only=shapes_only)
     config, notes = read_hf_config(body, values, weights)
     head = sentence_transformers_head(folder)
-    return _OpenedModel(body / "config.json", config, weights, _load_tokenizer(body), values, head, notes)
+    tokenizer = _load_tokenizer(body) if config.stack.vocab_size else Tokenizer.without_tokens()
+    return _OpenedModel(body / "config.json", config, weights, tokenizer, values, head, notes)
+
+
+def split_tower(name: str | Path) -> tuple[str | Path, str]:
+    """A name such as `clip/vision_model`, if there is no such folder, as the folder of both towers and the tower."""
+    path = to_path(name)
+    if path.name in TOWERS and not path.exists() and len(path.parts) > 1:
+        return str(name)[: -len(path.name) - 1], path.name
+    return name, ""
 
 
 def _open_gguf(name: str | Path, shapes_only: bool) -> _OpenedModel:

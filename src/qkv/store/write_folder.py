@@ -20,6 +20,7 @@ from qkv.store.staged_folder import staged_folder
 from qkv.store.weights import check_not_quantized, quantize_rows, write_weights
 from qkv.text import Tokenizer
 
+HF_FRONT_ENDS = ("patches",)  # front ends that some architecture of transformers has
 FORMATS = ("qkv", "hf", "ctranslate2", "onnx", "gguf")
 
 
@@ -52,7 +53,8 @@ def write_model(
             "the recipe"
         )
     for name, does in (("front ends", "read"), ("back ends", "draw")):
-        if (ends := getattr(config, name.replace(" ", "_"))) and format != "qkv":
+        ends = getattr(config, name.replace(" ", "_"))
+        if format != "qkv" and any(format != "hf" or end.kind not in HF_FRONT_ENDS for end in ends):
             kinds = ", ".join(end.kind for end in ends)
             raise QkvError(
                 f"the format {format} cannot store the {name} of this model ({kinds}), so it would lose what they "
@@ -84,7 +86,8 @@ def write_model(
         return write_gguf(to_path(folder), config, network, tokenizer, dtype)  # type: ignore[arg-type]
     folder = to_path(folder)
     # transformers has a class for an embedding of a dense layer (BERT's pooler), but none for other embeddings.
-    hf_export, is_embedder = None, config.head.kind == "embed" and config.head.dense == "none"
+    is_pooled = config.head.kind == "embed" and config.head.dense == "none"
+    hf_export, is_embedder = None, is_pooled and not config.front_ends and not config.head.outputs
     load_class: str = config.family
     if format == "hf":  # raises before anything is written
         hf_export = find_transformer_export(config) if is_embedder else find_hf_export(config)

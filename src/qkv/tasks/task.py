@@ -60,6 +60,7 @@ class Task(ABC):
     evaluation_batch_size: ClassVar[int] = 32
     max_samples: ClassVar[int] = 5  # predictions that an evaluation shows, by default
     generates: ClassVar[bool] = False  # the model generates text
+    modalities: ClassVar[tuple[str, ...]] = ()  # what models read that were trained for it elsewhere
     reads_documents: ClassVar[bool] = False  # it is evaluated on the tokens of running text
     starter: ClassVar["Starter | None"] = None  # the recipe that `qkv init` writes
     shows_details: ClassVar[bool] = False  # `qkv run` prints the table of details below each text
@@ -169,7 +170,7 @@ class Task(ABC):
         modality = self.input_modality(config)
         if modality == "text":
             return self.check_texts(values)
-        if modality not in (read := {spec_field.modality for spec_field in self.spec.fields}):
+        if modality not in (read := {*self.modalities, *(spec_field.modality for spec_field in self.spec.fields)}):
             raise UsageError(
                 f"m.{self.name} reads {' and '.join(sorted(read))}, but this model reads {modality}; call m.run, which "
                 "is the call of the model's own task"

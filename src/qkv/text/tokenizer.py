@@ -297,6 +297,15 @@ class Tokenizer:
         return cls(*make_esm_backend())
 
     @classmethod
+    def without_tokens(cls) -> "Tokenizer":
+        """The tokenizer of a model that reads no texts.
+
+        >>> Tokenizer.without_tokens().vocab_size
+        0
+        """
+        return cls.train("special", iter(()), 0, special_tokens=())
+
+    @classmethod
     def train(
         cls,
         kind: str,

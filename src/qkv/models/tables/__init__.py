@@ -4,7 +4,9 @@ architecture   the classes of tables, and the functions that convert configs and
 common_rows    rows that several architectures share
 presets        the configs of published models
 summary        the parameters, FLOPs and memory of a model
-bert  distilbert  modernbert  esm  gpt2  gpt_neox  llama  gemma2  t5  bart      one table for each architecture
+image_rows     rows of models of images
+bert  distilbert  modernbert  esm  gpt2  gpt_neox  llama  gemma2  t5  bart  vit  clip
+               one table for each architecture
 """
 
 from typing import TYPE_CHECKING
@@ -54,6 +56,9 @@ ARCHITECTURES: "OpenTable[Architecture]" = OpenTable(
         "bart": "qkv.models.tables.bart:BART",
         "mbart": "qkv.models.tables.bart:MBART",
         "marian": "qkv.models.tables.bart:MARIAN",
+        "vit": "qkv.models.tables.vit:VIT",
+        "clip_vision_model": "qkv.models.tables.clip:VISION",
+        "clip_text_model": "qkv.models.tables.clip:TEXT",
     },
 )
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from qkv.blocks import HeadConfig, StackConfig
 from qkv.errors import QkvError, shorten, suggest_name
@@ -32,6 +32,7 @@ TEMPERATURE_KEY = "calibration_temperature"
 THRESHOLD_KEY = "out_of_scope_threshold"
 OUT_OF_SCOPE_KEY = "out_of_scope_label"
 TAGS_IN_ORDER_KEY = "tags_in_order"
+PROCESSOR_KEY = "_image_processor"  # in their config while a folder is read or written: `preprocessor_config.json`
 INPUT_KEYS = ("reads_sentences", "reads_pairs", "task", "text_processor")
 
 
@@ -175,7 +176,35 @@ class InterleavedQkv:
         return [heads.transpose(0, 1).flatten(0, 2).contiguous()]
 
 
-TensorRule = Concatenated | Renamed | InterleavedQkv
+@dataclass(frozen=True)
+class NoTensor:
+    """A row for a tensor of ours without values that they do not have: the token table of a model without tokens."""
+
+    modules: tuple[str, ...] = ()
+
+    def read(self, parts: list[Tensor], suffix: str, stack: StackConfig) -> Tensor:
+        """Our tensor: no rows."""
+        import torch
+
+        return torch.zeros(0, stack.width)
+
+    def write(self, ours: Tensor, suffix: str, stack: StackConfig) -> list[Tensor]:
+        """No tensors of theirs."""
+        return []
+
+
+class TensorRule(Protocol):
+    """How tensors of theirs become one of ours, and the reverse."""
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Their modules."""
+
+    def read(self, parts: list[Tensor], suffix: str, stack: StackConfig) -> Tensor:
+        """Convert their tensors to our tensor."""
+
+    def write(self, ours: Tensor, suffix: str, stack: StackConfig) -> list[Tensor]:
+        """Convert our tensor to their tensors."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +233,7 @@ class HeadTable:
     class_name: str
     fields: FieldRows = field(default_factory=dict)
     names: TensorNames = field(default_factory=dict)
-    outputs: str | int = 0  # the number of outputs: "vocab_size", "labels", or a number
+    outputs: str | int = 0  # the number of outputs: "vocab_size", "labels", "fields" (a row of `fields`), or a number
     prefix: str | None = None  # the prefix of the body's tensors; None: the prefix of the architecture
     stacks: tuple[str, ...] = ()  # the stacks of this class; (): all stacks of the architecture
 
@@ -355,7 +384,7 @@ def _read_head(table: HeadTable, theirs: Json, vocab: int) -> HeadConfig:
             values["temperature"] = theirs.get(TEMPERATURE_KEY, 1.0)
             values["threshold"] = theirs.get(THRESHOLD_KEY, 0.0)
             values["out_of_scope"] = theirs.get(OUT_OF_SCOPE_KEY, "")
-    else:
+    elif table.outputs != "fields":
         values["outputs"] = table.outputs
     return HeadConfig(**values)
 
@@ -418,7 +447,8 @@ def map_parameters(
             rule = rule.yes if rule.test(config, stack) else rule.no
         if isinstance(rule, str):
             rule = Renamed(rule)
-        in_body = (pattern if exact else module) not in table.names or rule.modules[0].startswith("{prefix}")
+        is_of_head = (pattern if exact else module) in table.names
+        in_body = not is_of_head or any(one.startswith("{prefix}") for one in rule.modules)
         modules = [_strip_placeholder(m).replace("{i}", i) for m in rule.modules]
         theirs = tuple(m if exact else f"{m}.{suffix}" for m in modules)
         yield ParameterMapping(name, rule, theirs, suffix, stack, in_body)

@@ -161,7 +161,7 @@ def _head_parameters(head: HeadConfig, stack: StackConfig) -> int:
     total = linear(stack.width, inner, bias=head.dense_bias) if head.dense != "none" else 0
     if head.dense_norm:
         total += sum((part_cost("norm", stack, inner).parameters or {}).values())
-    if head.kind not in ("none", "embed"):
+    if head.kind != "none":
         total += (0 if head.tied else inner * head.outputs) + (head.outputs if head.bias else 0)
     total += head.future_tokens * linear(stack.width, stack.width, bias=True)
     if head.next_sentence_classes:

@@ -38,7 +38,7 @@ def check_evaluation(recipe: Recipe, config: Config, records: Sequence[Record]) 
     beam, task = recipe.train.eval_beam, find_task(config)
     if beam > 1 and not (task.objective == kind and has_option(task, "beam")):
         raise UsageError(f"train.eval_beam = {beam} has no effect: evaluating {kind} generates no text; remove it")
-    if beam > config.stack.vocab_size:
+    if config.head.kind == "lm" and beam > config.stack.vocab_size:
         raise UsageError(
             f"train.eval_beam = {beam} is larger than the vocabulary of {config.stack.vocab_size:,} tokens; lower it"
         )

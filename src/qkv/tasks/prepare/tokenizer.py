@@ -17,7 +17,7 @@ from unicodedata import category
 from filelock import FileLock
 
 from qkv.data import Problems, Record
-from qkv.data.objectives.table import OBJECTIVES, RequiredTokens
+from qkv.data.objectives.table import OBJECTIVES, ObjectiveSpec, RequiredTokens
 from qkv.errors import QkvError
 from qkv.files import describe_os_error, to_path
 from qkv.progress import OnStage
@@ -56,6 +56,8 @@ def load_or_train_tokenizer(
         except QkvError as error:
             if section.from_:
                 raise
+            if not reads_texts(spec, sources):
+                return Tokenizer.without_tokens(), "no tokens, because the model reads no texts"
             raise QkvError(
                 f"{error}\nmodel.from = {given!r} has no tokenizer; set tokenizer.from to a folder that has one"
             ) from None
@@ -65,9 +67,7 @@ def load_or_train_tokenizer(
     if recipe.data.modality == "protein" and section.kind == "char" and spec.families[0] == "encoder":
         return Tokenizer.for_proteins(), "the tokenizer of ESM-2: one token for each residue"
     required = spec.required_tokens(recipe.objective)
-    if not any(
-        spec_field.modality in TEXT_MODALITIES for spec_field in spec.fields if spec_field.name in sources[0].fields
-    ):
+    if not reads_texts(spec, sources):
         kept = tuple(role for role in required.special_tokens if role in ROLES_WITHOUT_TEXT)
         section, required, sources = replace(section, kind="special"), RequiredTokens(kept), ()
     options = [section.kind, section.vocab_size, section.lowercase, section.min_frequency]
@@ -89,6 +89,11 @@ def load_or_train_tokenizer(
     sample = tokenizer.config.get(SAMPLE_KEY)
     trained_on = f"a sample of {sample['fraction']:.2%} of the text (seed {sample['seed']})" if sample else "the data"
     return tokenizer, f"a {section.kind} tokenizer of {tokenizer.vocab_size:,} tokens, trained on {trained_on}"
+
+
+def reads_texts(spec: ObjectiveSpec, sources: Sequence[DataSource]) -> bool:
+    """Whether a field of the records is a text."""
+    return any(one.modality in TEXT_MODALITIES for one in spec.fields if one.name in sources[0].fields)
 
 
 def train_into_cache(

@@ -18,6 +18,7 @@ from qkv.tasks.run.example_batches import (
     ExampleBatches,
     TextOrPair,
     as_tuple,
+    at_least_float32,
     build_unlabelled_examples,
     max_sequence_length,
 )
@@ -50,9 +51,10 @@ def compute_logits(model: TextModel, texts: Sequence[TextOrPair]) -> tuple[np.nd
     """
     num_outputs = model.config.head.outputs
     if texts and reads_files(model.config):
-        from qkv.tasks.run.payloads import compute_payload_logits
+        from qkv.tasks.run.payloads import compute_payload_outputs
 
-        return compute_payload_logits(model, texts), np.zeros(len(texts), np.int64)
+        outputs = at_least_float32(compute_payload_outputs(model, texts)).cpu().numpy()
+        return outputs, np.zeros(len(texts), np.int64)
     if not texts:
         return np.zeros((0, num_outputs), np.float32), np.zeros(0, np.int64)
     objective = build_unlabelled_examples(model, [as_tuple(text) for text in texts])

@@ -1,15 +1,15 @@
-"""Images or sounds that a caller gives become parts of a model's input, and a classifier's logits of them.
+"""Images or sounds that a caller gives become parts of a model's input, and the outputs of its head for them.
 
-N images or sounds, V classes
+N images or sounds, V outputs
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
 
-from qkv.blocks import Inputs
+from qkv.blocks import Inputs, pool
 from qkv.blocks.inputs import PayloadItem, Prompt
 from qkv.data.modalities import MODALITIES, describe_front_ends
 from qkv.data.objectives.template import SpecialTokenTemplate
@@ -18,7 +18,7 @@ from qkv.data.problems import InvalidRecord
 from qkv.errors import UsageError
 from qkv.models import Config
 from qkv.models.runtime import eval_mode
-from qkv.tasks.run.example_batches import at_least_float32, batches
+from qkv.tasks.run.example_batches import batches
 from qkv.tasks.table import find_task
 from qkv.tasks.text_model import TextModel
 from qkv.text import Tokenizer
@@ -62,19 +62,25 @@ def encode_input(tokenizer: Tokenizer, config: Config, value: Any) -> Prompt:
     return make_prompt(tokenizer, config, images, text)
 
 
-def compute_payload_logits(model: TextModel, values: Sequence[Any]) -> np.ndarray:
-    """The logits (N, V) of a classifier for images or sounds, which are laid out as in training."""
+def compute_payload_outputs(model: TextModel, values: Sequence[Any], pooling: str | None = None) -> Tensor:
+    """The output (N, V) of a head that pools, for images or sounds, which are laid out as in training.
+
+    With `pooling`, the hidden states of any model are pooled instead.
+    """
     name = next(iter(describe_front_ends(model.config)))
-    logits = np.zeros((len(values), model.config.head.outputs), np.float32)
-    with eval_mode(model.network):
+    network = model.network
+    outputs: list[Tensor] = [torch.zeros(0)] * len(values)
+    with eval_mode(network):
         for chosen in batches([1] * len(values), model.batch_size, model.progress):
             prompts = [
                 make_prompt(model.tokenizer, model.config, (values[i],), where=f"{name} {i + 1}") for i in chosen
             ]
-            inputs = Inputs.from_sequences(prompts, always_document_ids=True, device=model.network.device)
-            x, layout = model.network.hidden(inputs, tap=model.tap)
-            logits[chosen] = at_least_float32(model.network.head(x, layout)).cpu().numpy()
-    return logits
+            inputs = Inputs.from_sequences(prompts, always_document_ids=True, device=network.device)
+            x, layout = network.hidden(inputs, tap=model.tap)
+            found = network.head(x, layout) if pooling is None else pool(x, layout, pooling)[:, 0]
+            for i, output in zip(chosen, found, strict=True):
+                outputs[i] = output
+    return torch.stack(outputs)
 
 
 def join_parts(parts: Sequence[Sequence[int] | PayloadItem], placeholder_id: int = 0) -> Prompt:

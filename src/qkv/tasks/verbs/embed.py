@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.blocks import pool
+from qkv.data.modalities import reads_files
 from qkv.data.objectives import FlatExamples
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
@@ -141,9 +142,11 @@ def rank_partners(queries: Tensor, candidates: Tensor, partner: Tensor) -> tuple
 
 
 def embed_texts(
-    model: TextModel, texts: Sequence[str], *, pooling: str | None = None, longest_first: bool = True
+    model: TextModel, texts: Sequence[Any], *, pooling: str | None = None, longest_first: bool = True
 ) -> tuple[Tensor, np.ndarray]:
     """The vector of each text (N, C) on the network's device, and the texts' lengths with special tokens (N,).
+
+    For a model of images, `texts` are images, and their lengths are 0.
 
     Without `pooling`, the model must have an embedding head, and texts are laid out and truncated as in training. With
     `pooling` ("first", "last" or "mean"), the hidden states of any model are pooled, and the tokenizer alone adds
@@ -151,7 +154,11 @@ def embed_texts(
     """
     network, tokenizer, config = model.network, model.tokenizer, model.config
     if not texts:
-        return torch.zeros(0, config.stack.width), np.zeros(0, np.int64)
+        return torch.zeros(0, config.head.outputs or config.stack.width), np.zeros(0, np.int64)
+    if reads_files(config):
+        from qkv.tasks.run.payloads import compute_payload_outputs
+
+        return compute_payload_outputs(model, texts, pooling), np.zeros(len(texts), np.int64)
     if pooling is None:
         objective = build_unlabelled_examples(model, [(text,) for text in texts])
         examples = objective.build(np.arange(len(texts)), EpochRng(0))
@@ -176,6 +183,7 @@ class EmbedTask(RecordTask):
 
     name = "embed"
     description = "computes an embedding of a text"
+    modalities = ("text", "image")
     question = "Compute embeddings of texts."
     title = "Embedding"
     objective = "contrastive"
@@ -192,7 +200,7 @@ class EmbedTask(RecordTask):
     )
 
     def decode(self, model: TextModel, texts: Sequence[str], options: EmbedOptions) -> list[TextVector]:
-        """The vectors of texts."""
+        """The vectors of texts, or of images if the model reads images."""
         vectors, lengths = embed_texts(model, texts)
         handle_long_texts(texts, lengths, model.config, options)
         return [TextVector(vector) for vector in at_least_float32(vectors).cpu().tolist()]
