@@ -74,7 +74,17 @@ OPTIONS = {
     "run": [
         *("--align", "--batch-size", "--beam", "--count", "--device", "--draft", "--int4", "--int8", "--json"),
         *("--length-penalty", "--max-tokens", "--must-answer", "--out", "--prefix", "--prompt", "--seed"),
-        *("--sentences", "--stop", "--temperature", "--threshold", "--too-long", "--top", "--top-k", "--top-p"),
+        *(
+            "--sentences",
+            "--srt",
+            "--stop",
+            "--temperature",
+            "--threshold",
+            "--too-long",
+            "--top",
+            "--top-k",
+            "--top-p",
+        ),
     ],
     "data": [
         *("--columns", "--encoding", "--examples", "--format", "--json", "--max-length", "--picture", "--records-key"),

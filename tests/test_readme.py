@@ -17,6 +17,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 from chat_models import TOOL_TEMPLATE, chat_model
 
@@ -38,7 +39,7 @@ TASKS = (
     *("translate", "summarise", "classify", "tag", "answer", "fill", "complete", "chat", "embed", "search", "report"),
     "proteins",
 )
-IMAGE_TASKS = ("describe", "ask", "draw")  # their examples need Pillow
+PAYLOAD_TASKS = ("describe", "ask", "draw", "transcribe")  # their examples need other packages
 SHORT_TRAINING = "train.steps=1 train.minutes=0 train.eval_examples=4 model.layers=1"
 SHORT_DATES = "train.steps=8 data.epoch_examples=600 train.eval_examples=4 data.cache_dir=cache"
 
@@ -112,7 +113,7 @@ def test_examples_run_in_reading_order(reader_folder: Path) -> None:
 def test_examples_of_tasks_run(tmp_path: Path) -> None:
     """The page on evaluation uses the models of the pages on tasks."""
     pages = {path.stem for path in (ROOT / "docs/tasks").iterdir()}
-    assert {*TASKS, *IMAGE_TASKS, "README"} == pages
+    assert {*TASKS, *PAYLOAD_TASKS, "README"} == pages
     write_task_files(tmp_path)
     chat_model(1024, TOOL_TEMPLATE).save(tmp_path / "models/smollm2")
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -138,10 +139,25 @@ def test_examples_of_tasks_with_images_run(tmp_path: Path) -> None:
     (tmp_path / "captions.tsv").write_text("\n".join(captions) + "\n", encoding="utf-8")
     (tmp_path / "questions.tsv").write_text("\n".join(questions) + "\n", encoding="utf-8")
     (tmp_path / "picture.png").write_bytes(examples[0]["image"])
-    for page in (f"docs/tasks/{name}.md" for name in IMAGE_TASKS):
+    for page in (f"docs/tasks/{name}.md" for name in PAYLOAD_TASKS[:3]):
         blocks = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
         short = "train.steps=1 train.minutes=0 train.eval_examples=4 model.width=32"
         run_examples(page, [(kind, re.sub(r"train\.minutes=[0-9]+", short, text)) for kind, text in blocks], tmp_path)
+
+
+def test_examples_of_transcription_run(tmp_path: Path) -> None:
+    soundfile = pytest.importorskip("soundfile", reason="soundfile is not installed")
+    rng, lines = np.random.default_rng(0), ["audio\ttext"]
+    for number in range(40):
+        soundfile.write(tmp_path / f"{number}.wav", rng.normal(0, 0.1, 8_000), 16_000)
+        lines.append(f"{number}.wav\ta word")
+    (tmp_path / "clips.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (tmp_path / "0.wav").rename(tmp_path / "clip.wav")
+    (tmp_path / "clips.tsv").write_text("\n".join(lines).replace("\n0.wav", "\nclip.wav") + "\n", encoding="utf-8")
+    text = (ROOT / "docs/tasks/transcribe.md").read_text(encoding="utf-8")
+    short = "train.steps=1 train.minutes=0 train.eval_examples=4 model.width=32"
+    blocks = re.findall(r"```(sh|python)\n(.*?)```", text, re.DOTALL)
+    run_examples("transcribe", [(kind, re.sub(r"train\.minutes=[0-9]+", short, one)) for kind, one in blocks], tmp_path)
 
 
 def write_bert(folder: Path) -> None:

@@ -118,7 +118,7 @@ def test_a_server_reads_images_as_data_urls_only(describer: tuple[Path, qkv.Mode
         for wrong in (str(path), "http://127.0.0.1/red.png", "data:image/png;base64,!"):
             refused = server.post("/describe", json={"texts": wrong})
             assert refused.status_code == 400
-            assert "image 1" in refused.text
+            assert "image or sound 1" in refused.text
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,12 @@ import torch
 from sound_files import tone
 
 from qkv.blocks import HeadConfig, Payload, StackConfig
+from qkv.data.sounds import SoundFormat
+from qkv.errors import UsageError
 from qkv.models import Config, build
+from qkv.sounds.augment import change_samples
 from qkv.sounds.config import LogMelConfig
+from qkv.sounds.files import to_int16
 from qkv.sounds.front_end import Convolutions
 from qkv.sounds.mel import log_mel, mel_filters
 from qkv.store.config_json import parse_config
@@ -63,6 +67,41 @@ def test_the_front_end_is_two_convolutions_of_each_sound(stride: Any, positions:
         torch.testing.assert_close(found[: len(expected)], expected, atol=1e-5, rtol=0)
     changed = [*SOUNDS[:-1], 2 * SOUNDS[-1]]
     assert not torch.equal(front(payload([SOUNDS[0] + tone(500, 1.0), *changed[1:]], config)), found)
+
+
+def test_changes_depend_on_the_key_alone() -> None:
+    format = SoundFormat(CONFIG).configure({}, ["speed", "noise", "mask"])
+    stored = [to_int16(one) for one in SOUNDS]
+    sizes = np.array([(CONFIG.count_frames(len(one)), 1) for one in SOUNDS])
+    planned, offsets = format.plan_sizes(sizes), np.cumsum([0, *map(len, stored)])
+    assert (planned[:, 0] == np.ceil(sizes[:, 0] / 0.85)).all()
+    keys = np.arange(4, dtype=np.uint64) + 2**63
+    together = format.decode_all(np.concatenate(stored), offsets, planned, keys)
+    assert len(together) == planned[:, 0].sum()
+    alone = [
+        format.decode(one, (int(size[0]), 1), int(key)) for one, size, key in zip(stored, planned, keys, strict=True)
+    ]
+    np.testing.assert_allclose(together, np.concatenate(alone), atol=1e-5)
+    other = format.decode(stored[0], (int(planned[0, 0]), 1), 1)
+    assert np.abs(other - alone[0]).mean() > 0.05
+    plain = format.for_evaluation()
+    assert (plain.plan_sizes(sizes) == sizes).all()
+    np.testing.assert_array_equal(plain.decode(stored[0], (100, 1), 1), plain.decode(stored[0], (100, 1), 2))
+    with pytest.raises(UsageError, match=r"data.augment: 'nose' is unknown; did you mean 'noise'"):
+        format.configure({}, ["nose"])
+
+
+def test_noise_has_the_strength_that_it_states() -> None:
+    sound, ratios = tone(440, 1.0), []
+    for key in range(40):
+        added = change_samples(sound, ["noise"], key) - sound
+        if added.any():
+            ratios.append(10 * np.log10(np.mean(sound**2) / np.mean(added**2)))
+    assert 10 < len(ratios) < 30
+    assert min(ratios) > 4.9
+    assert max(ratios) < 35.1
+    faster = np.abs(np.fft.rfft(change_samples(sound, ["speed"], 3)))
+    assert 0.8 * 440 < faster.argmax() * 16_000 / (2 * (len(faster) - 1)) < 1.2 * 440
 
 
 def test_a_config_is_kept_in_json() -> None:

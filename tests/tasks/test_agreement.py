@@ -21,7 +21,7 @@ import qkv
 from qkv.cli import run_command
 from qkv.errors import UsageError
 from qkv.serve.studio.results import find_results
-from qkv.tasks.table import IMAGE_TASKS, TASKS
+from qkv.tasks.table import PAYLOAD_TASKS, TASKS
 from qkv.tasks.task import Task
 from qkv.values import find_fields
 
@@ -176,8 +176,8 @@ def test_a_continuation_in_the_studio_is_that_of_m_run_and_qkv_run(
 
 
 def test_every_task_and_every_value_of_an_option_is_compared() -> None:
-    assert {verb for verb, _ in MODELS.values()} == set(TASKS) - set(IMAGE_TASKS)
-    compared = [task for name, task in TASKS.items() if name not in IMAGE_TASKS]
+    assert {verb for verb, _ in MODELS.values()} == set(TASKS) - set(PAYLOAD_TASKS)
+    compared = [task for name, task in TASKS.items() if name not in PAYLOAD_TASKS]
     options = {one.key: one for task in compared for one in find_fields(task.Options) if not one.is_hidden}
     assert set(OPTIONS) == set(options)
 

@@ -30,7 +30,7 @@ from qkv.models import Config
 from qkv.progress import OnProgress
 from qkv.tasks.calls import TaskCall
 from qkv.tasks.run.generate import GeneratedText
-from qkv.tasks.table import IMAGE_TASKS, TASKS, find_task, supported_tasks
+from qkv.tasks.table import PAYLOAD_TASKS, TASKS, find_task, supported_tasks
 from qkv.tasks.task import Task
 from qkv.values import FieldInfo, find_fields
 from qkv.values.types import is_union, strip_notes
@@ -42,7 +42,7 @@ GENERATION_FLAGS = ("max_tokens", "beam", "temperature", "top_k", "top_p", "seed
 def make_flags() -> Any:
     """The options of all tasks as one dataclass of flags. A flag that is not given is None."""
     rows: dict[str, list[tuple[Task, FieldInfo]]] = {}
-    for task in (TASKS[name] for name in TASKS if name not in IMAGE_TASKS):
+    for task in (TASKS[name] for name in TASKS if name not in PAYLOAD_TASKS):
         for option in find_fields(task.Options):
             if not option.is_hidden and option.key not in GENERATION_FLAGS:
                 rows.setdefault(option.key, []).append((task, option))
@@ -86,6 +86,7 @@ def run(
     draft: str | None = None,
     out: Path | None = None,
     count: int = 1,
+    srt: bool = False,
     flags: Annotated[Any, Parameter(name="*")] = None,  # the type is made by `make_command`
     batch_size: int = 16,
     device: str = "cpu",
@@ -111,6 +112,7 @@ def run(
         qkv run models/reviews --top 3 --threshold 0.7 --json < reviews.txt
         qkv run models/mine "I am the ki" --top 3
         qkv run runs/scenes-draw "a red circle" --out picture.png
+        qkv run runs/transcribe meeting.flac --srt > meeting.srt
 
     Parameters
     ----------
@@ -139,6 +141,8 @@ def run(
         A PNG file for the picture that a model draws; several pictures become one sheet.
     count
         Number of pictures to draw of each text.
+    srt
+        Print the transcript of a sound as SubRip subtitles.
     batch_size
         Number of texts in a batch.
     device
@@ -182,6 +186,8 @@ def run(
         return run_drawing(loaded, lines, {**generation, **options}, out, count, json)
     if out is not None or count != 1:
         raise UsageError(f"--out and --count are for models that draw, but this one {task.description}; remove them")
+    if srt and (task.name != "transcribe" or json):
+        raise UsageError(f"--srt is for models that transcribe, without --json; this one {task.description}; remove it")
     if task.continues_by_default and options:
         check_completion(generation, options)
     notes = RunNotes(loaded, max_tokens or 0, find_why_parts(task, options))
@@ -189,7 +195,7 @@ def run(
         if draft is not None or (task.continues_by_default and not options):
             run_generation(loaded, task, options, generation, lines, json, notes)
         else:
-            run_task(loaded, task, options, generation, lines, json, notes)
+            run_task(loaded, task, options, generation, lines, json, notes, srt)
     finally:
         print_notes(model, notes.messages())
 
@@ -260,8 +266,10 @@ def list_flags(options: dict[str, Any]) -> list[str]:
     return [f"--{'no-' if value is False else ''}{name.replace('_', '-')}" for name, value in options.items()]
 
 
-def print_result(line: str, result: Any, json: bool, *, whole: bool = False, all: bool = False) -> None:
-    """Print the result for one input line, as JSON or as one line; None is the result of an empty line.
+def print_result(
+    line: str, result: Any, json: bool, *, whole: bool = False, all: bool = False, srt: bool = False
+) -> None:
+    """Print the result for one input line, as JSON, subtitles or one line; None is the result of an empty line.
 
     With `whole`, a generated text keeps its line breaks. With `all`, the details follow, such as the other classes with
     their probabilities, or the entities of a text.
@@ -271,6 +279,8 @@ def print_result(line: str, result: Any, json: bool, *, whole: bool = False, all
         print(json_format.dumps(replace_nonfinite({"input": line, **values}), ensure_ascii=False, allow_nan=False))
     elif result is None:
         print()
+    elif srt:
+        print(result.to_srt())
     elif all:
         print(result)
     elif result.summary():
@@ -313,6 +323,7 @@ def run_task(
     lines: InputLines,
     json: bool,
     notes: RunNotes,
+    srt: bool = False,
 ) -> None:
     """Run a model's task, and print a result for each line; an empty one for an empty line."""
     call: TaskCall[Any] = TaskCall(model, task)
@@ -331,7 +342,7 @@ def run_task(
         results = iter(found)
         for line in chunk:
             result = next(results) if line.strip() else empty
-            print_result(line, result, json, whole=len(lines.texts) == 1, all=has_details)
+            print_result(line, result, json, whole=len(lines.texts) == 1, all=has_details, srt=srt)
         sys.stdout.flush()
 
     for chunk in lines:

@@ -57,6 +57,10 @@ class PayloadFormat(ABC):
         Raises `InvalidRecord` for a value that cannot be decoded, such as a damaged file.
         """
 
+    def plan_sizes(self, sizes: IntArray) -> IntArray:
+        """The sizes (n, 2) of payloads after augmentation, from their sizes in the data."""
+        return sizes
+
     def load(self, value: Any) -> tuple[np.ndarray, tuple[int, int]]:
         """The vectors of a value that a caller gives to a model, and its size. Raises `InvalidRecord`."""
         stored, size = self.store(value)
@@ -112,7 +116,7 @@ class PayloadField:
         require_fields(examples, name, f"{name}_size")
         self.examples, self.name, self.format = examples, name, format
         flat, _ = examples.gather(f"{name}_size", np.arange(len(examples)))
-        self.sizes: IntArray = np.asarray(flat, np.int64).reshape(-1, 2)
+        self.sizes: IntArray = format.plan_sizes(np.asarray(flat, np.int64).reshape(-1, 2))
         different, index = np.unique(self.sizes, axis=0, return_inverse=True)
         lengths = [format.front_end.length((height, width)) for height, width in different.tolist()]
         self.lengths: IntArray = np.array(lengths, np.int64)[index.reshape(-1)]  # (N,)

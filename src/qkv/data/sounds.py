@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 
 from qkv.data.cache.writer import FieldStorage
 from qkv.data.modalities import Modality, must_be
@@ -28,13 +29,28 @@ class SoundFormat(PayloadFormat):
     storage = FieldStorage("int16")
     front_end: LogMelConfig
 
-    def __init__(self, front_end: LogMelConfig) -> None:
+    def __init__(self, front_end: LogMelConfig, augment: Sequence[str] = ()) -> None:
         super().__init__(front_end)
+        self.augment = tuple(augment)
         self.fingerprint = f"sound {VERSION} {front_end.rate}"
 
     def configure(self, settings: Mapping[str, Any], augment: Sequence[str] = ()) -> "SoundFormat":
         given = {one.name: getattr(self.front_end, one.name) for one in fields(self.front_end)} | {"features": 0}
-        return SoundFormat(LogMelConfig(**{**given, **settings}))
+        if augment:
+            from qkv.sounds.augment import check_names
+
+            check_names(augment)
+        return SoundFormat(LogMelConfig(**{**given, **settings}), augment)
+
+    def for_evaluation(self) -> "SoundFormat":
+        return SoundFormat(self.front_end)
+
+    def plan_sizes(self, sizes: IntArray) -> IntArray:
+        if not self.augment:
+            return sizes
+        from qkv.sounds.augment import plan_frames
+
+        return np.stack([plan_frames(sizes[:, 0], self.augment), sizes[:, 1]], axis=1)
 
     def store(self, value: Any) -> tuple[np.ndarray, tuple[int, int]]:
         if not isinstance(value, bytes):
@@ -48,7 +64,7 @@ class SoundFormat(PayloadFormat):
             stored, size = self.read(value)
         except OSError as error:
             raise InvalidRecord(f"the file {str(value)!r} cannot be read: {error.strerror or error}") from None
-        return self.decode(stored, size, 0), size
+        return self.for_evaluation().decode(stored, size, 0), size
 
     def read(self, value: Any) -> tuple[np.ndarray, tuple[int, int]]:
         """The 16-bit samples of a sound, and the size of its spectrogram."""
@@ -65,7 +81,17 @@ class SoundFormat(PayloadFormat):
         from qkv.sounds.mel import log_mel
 
         sounds = [stored[start:end].astype(np.float32) / FULL_SCALE for start, end in pairwise(offsets)]
-        return log_mel(sounds, self.front_end, sizes[:, 0].tolist()).numpy()
+        counts = sizes[:, 0].tolist()
+        if not self.augment:
+            return log_mel(sounds, self.front_end, counts).numpy()
+        from qkv.sounds.augment import change_samples, mask_frames
+
+        sounds = [change_samples(one, self.augment, int(key)) for one, key in zip(sounds, keys, strict=True)]
+        frames = log_mel(sounds, self.front_end, counts)
+        if "mask" in self.augment and len(keys):
+            parts = zip(frames.split(counts), keys, strict=True)
+            frames = torch.cat([mask_frames(one, int(key)) for one, key in parts])
+        return frames.numpy()
 
 
 def check_sound(value: Any) -> str:

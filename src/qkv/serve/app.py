@@ -29,6 +29,7 @@ from qkv.serve.routes import (
     scores,
     task_routes,
     trace,
+    transcriptions,
 )
 from qkv.serve.running.pool import ModelPool
 from qkv.serve.settings import ServeSettings
@@ -46,6 +47,7 @@ def find_endpoints() -> tuple[Endpoint, ...]:
         *chat_completions.ENDPOINTS,
         *responses.ENDPOINTS,
         *embeddings.ENDPOINTS,
+        *transcriptions.ENDPOINTS,
         *task_routes.find_endpoints(),
         *scores.ENDPOINTS,
         *trace.ENDPOINTS,

@@ -3,6 +3,8 @@
 config        how a model reads sounds: sampling rate, frames, mel bands
 files         sound files → samples; needs soundfile and soxr
 mel           samples → frames of a log-mel spectrogram, as Whisper computes them
+windows       a long sound in windows
+augment       random changes of training sounds
 front_end     frames → vectors, by two convolutions
 griffin_lim   frames → samples
 """

@@ -110,28 +110,34 @@ def to_mono(block: np.ndarray) -> np.ndarray:
     return mono
 
 
-def read_samples(source: Any, rate: int, start: float = 0.0, end: float = math.inf) -> np.ndarray:
-    """The samples of a file (bytes, a path, or open) or of `Samples`, at a rate: (n,) float32, one channel.
+def resample_blocks(source: Any, rate: int, start: float = 0.0, end: float = math.inf) -> Iterator[np.ndarray]:
+    """The samples of a file (bytes, a path, or open) or of `Samples` at a rate, in blocks of one channel.
 
     Raises `BadSound`.
     """
-    parts: list[np.ndarray] = []
-    count, resample = 0, None
     opened = open_sound(source) if isinstance(source, bytes | str | PathLike) else source
+    count, resample = 0, None
     for block, own_rate in read_blocks(opened, start, end):
         count += len(block)
-        if count > MAX_SECONDS * own_rate:
-            reason = f"the sound is longer than {MAX_SECONDS:,} seconds; name its parts in the columns start and end"
-            raise BadSound(reason, "long sound")
         if own_rate != rate and resample is None:
             import soxr
 
             resample = soxr.ResampleStream(own_rate, rate, 1, dtype="float32")
-        parts.append(block if resample is None else resample.resample_chunk(block))
+        yield block if resample is None else resample.resample_chunk(block)
     if not count:
         raise BadSound("the sound has no samples", "empty sound")
     if resample is not None:
-        parts.append(resample.resample_chunk(np.zeros(0, np.float32), last=True))
+        yield resample.resample_chunk(np.zeros(0, np.float32), last=True)
+
+
+def read_samples(source: Any, rate: int, start: float = 0.0, end: float = math.inf) -> np.ndarray:
+    """The samples of `resample_blocks` together: (n,) float32. Raises `BadSound`, also for a sound that is too long."""
+    parts: list[np.ndarray] = []
+    for block in resample_blocks(source, rate, start, end):
+        parts.append(block)
+        if sum(map(len, parts)) > MAX_SECONDS * rate:
+            reason = f"the sound is longer than {MAX_SECONDS:,} seconds; name its parts in the columns start and end"
+            raise BadSound(reason, "long sound")
     samples = np.concatenate(parts)
     peak = float(np.abs(samples).max(initial=0))
     return samples / peak if peak > 1 else samples  # a file of floating-point numbers may exceed the full scale

@@ -23,9 +23,10 @@ TASKS: OpenTable[Task] = OpenTable(
         "describe": "qkv.tasks.verbs.describe:DESCRIBE",
         "ask": "qkv.tasks.verbs.ask:ASK",
         "draw": "qkv.tasks.verbs.draw:DRAW",
+        "transcribe": "qkv.tasks.verbs.transcribe:TRANSCRIBE",
     },
 )
-IMAGE_TASKS = ("describe", "ask", "draw")
+PAYLOAD_TASKS = ("describe", "ask", "draw", "transcribe")
 """Tasks that only models with a front end or a back end can have; for other models, they are not imported."""
 
 
@@ -56,7 +57,7 @@ def find_task(config: Config) -> Task:
 def supported_tasks(config: Config) -> list[Task]:
     """The tasks that a model supports, its own first."""
     has_ends = config.front_ends or config.back_ends
-    possible = (TASKS[name] for name in TASKS if has_ends or name not in IMAGE_TASKS)
+    possible = (TASKS[name] for name in TASKS if has_ends or name not in PAYLOAD_TASKS)
     found = [task for task in possible if task.supports(config)]
     return sorted(found, key=lambda task: task.name != config.task)
 

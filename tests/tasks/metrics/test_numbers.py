@@ -54,6 +54,14 @@ def test_a_uniform_model_has_the_vocabulary_as_perplexity() -> None:
 
 
 def test_a_run_knows_which_way_each_metric_improves() -> None:
-    low = {"loss", "perplexity", "bits_per_character", "bits_per_byte", "word_error_rate", "ter"}
+    low = {
+        "loss",
+        "perplexity",
+        "bits_per_character",
+        "bits_per_byte",
+        "word_error_rate",
+        "character_error_rate",
+        "ter",
+    }
     names = {name for task in TASKS.values() for name in task.list_metrics()}
     assert {name for name in names if lower_is_better(name)} == low

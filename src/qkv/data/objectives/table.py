@@ -144,6 +144,7 @@ BUILT_IN = (
     "captioning",
     "visual_questions",
     "drawing",
+    "transcription",
 )
 
 OBJECTIVES = OpenTable[ObjectiveSpec]("objective", lazy={name: f"qkv.data.objectives.{name}:SPEC" for name in BUILT_IN})

@@ -1,8 +1,8 @@
 """An endpoint: a path with the types of its request and response. The app and the OpenAPI document are made of them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from qkv.serve.http.api_error import ApiError, to_api_error
+from qkv.serve.http.form import parse_form
 from qkv.serve.http.json_body import decode_json, encode_json
 from qkv.serve.settings import ServeSettings
 from qkv.serve.state import ServerState
@@ -29,6 +30,7 @@ class Call:
     body: Any
     request_id: str
     deadline: float  # in the time of the event loop
+    files: Mapping[str, bytes] = field(default_factory=dict)  # of a form
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Endpoint:
     body: type | None = None
     answer: type | None = None  # None: the response is text
     media_type: str = "application/json"
+    is_form: bool = False  # whether the body is a form, which may have files
     has_stream: bool = False  # whether the answer is also available as server-sent events
     needs_key: bool = True
     statuses: tuple[int, ...] = COMMON_STATUSES
@@ -67,10 +70,14 @@ async def answer_request(endpoint: Endpoint, request: Request) -> Response:
     server: ServerState = request.app.state.server
     deadline = asyncio.get_running_loop().time() + server.settings.request_seconds
     body: Any = None
+    files: Mapping[str, bytes] = {}
     if endpoint.body is not None:
-        body = await read_typed_body(endpoint.body, request)
+        if endpoint.is_form:
+            body, files = await read_form(endpoint.body, request)
+        else:
+            body = await read_typed_body(endpoint.body, request)
         server.pool.memory.check_request()
-    call = Call(server, request, body, request.state.request_id, deadline)
+    call = Call(server, request, body, request.state.request_id, deadline, files)
     answer = await run_with_client(endpoint.handle(call), request, server.settings.request_seconds)
     return answer if isinstance(answer, Response) else JsonAnswer(answer)
 
@@ -86,10 +93,21 @@ async def read_typed_body(expected: type, request: Request) -> Any:
     return parse_body(expected, content)
 
 
-async def read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
+async def read_form(expected: type, request: Request) -> tuple[Any, dict[str, bytes]]:
+    """Read a form: its fields as a value of a type, and its files."""
+    settings: ServeSettings = request.app.state.server.settings
+    content = await read_body(request, settings.max_body_bytes, settings.body_seconds, "multipart/form-data")
+    try:
+        values, files = await asyncio.to_thread(parse_form, content, request.headers["content-type"])
+        return read(expected, values), files
+    except InvalidValue as error:
+        raise ApiError(400, str(error), param=error.path or None, code="invalid_value") from None
+
+
+async def read_body(request: Request, max_bytes: int, seconds: float, media_type: str = "application/json") -> bytes:
     """Read the body of a request, with limits."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise ApiError(415, "the header Content-Type must be application/json")
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != media_type:
+        raise ApiError(415, f"the header Content-Type must be {media_type}")
     content = bytearray()
     try:
         async with asyncio.timeout(seconds):

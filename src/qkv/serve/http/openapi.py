@@ -79,7 +79,8 @@ def describe_endpoint(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, 
         ]
     if endpoint.body is not None:
         schema = json_schema(endpoint.body, schemas)
-        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        media_type = "multipart/form-data" if endpoint.is_form else "application/json"
+        described["requestBody"] = {"required": True, "content": {media_type: {"schema": schema}}}
     if endpoint.needs_key:
         described["security"] = [{}, {"key": []}]
     return described
@@ -120,7 +121,7 @@ def render_docs(document: dict[str, Any]) -> str:
 def _render_operation(operation: dict[str, Any]) -> str:
     rows = []
     if "requestBody" in operation:
-        rows.append(("Body", _render_type(operation["requestBody"]["content"]["application/json"]["schema"])))
+        rows.append(("Body", _render_type(next(iter(operation["requestBody"]["content"].values()))["schema"])))
     for status, response in operation["responses"].items():
         content = response["content"].items()
         answers = [_render_type(one["schema"]) if one else f"<code>{kind}</code>" for kind, one in content]

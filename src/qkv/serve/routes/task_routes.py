@@ -4,6 +4,7 @@ The request has the inputs and the options of the task, and the response has its
 arrive together run in one batch.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import MISSING, field, make_dataclass
 from functools import partial
@@ -73,7 +74,7 @@ async def run_task(task: Task, answer: type, call: Call) -> Any:
     check_limits(task, call, options)
     served = call.server.pool.find(call.body.model)
     if task.input_modality(served.model.config) != "text":
-        inputs = [task.map_payloads(text, partial(read_payload, number)) for number, text in enumerate(inputs, 1)]
+        inputs = await asyncio.to_thread(read_payloads, task, inputs)
 
     def run(several: list[Any], progress: OnProgress) -> Sequence[Any]:
         results: Sequence[Result] = TaskCall(served.model, task)(several, progress=progress, **options)
@@ -85,14 +86,19 @@ async def run_task(task: Task, answer: type, call: Call) -> Any:
         return answer(served.name, await served.batcher.map(run, inputs, key=key))
 
 
+def read_payloads(task: Task, inputs: Sequence[Any]) -> list[Any]:
+    """The inputs of a request with the content of their images or sounds."""
+    return [task.map_payloads(text, partial(read_payload, number)) for number, text in enumerate(inputs, 1)]
+
+
 def read_payload(number: int, text: Any) -> bytes:
-    """The bytes of an image that a request has as a data URL. Nothing else is read: neither files nor other URLs."""
+    """The bytes of an image or a sound in a data URL. Nothing else is read: neither files nor other URLs."""
     try:
         if not isinstance(text, str) or not text.startswith(DATA_URL):
-            raise InvalidRecord("send it as a data URL: data:image/png;base64,…")
+            raise InvalidRecord("send it as a data URL: data:image/png;base64,… or data:audio/wav;base64,…")
         return read_data_url(text)
     except InvalidRecord as invalid:
-        raise ApiError(400, f"image {number}: {invalid.reason}") from None
+        raise ApiError(400, f"image or sound {number}: {invalid.reason}") from None
 
 
 def read_inputs(task: Task, body: Any) -> list[Any]:

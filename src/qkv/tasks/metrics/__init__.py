@@ -40,12 +40,14 @@ if TYPE_CHECKING:
     from qkv.tasks.metrics.text import (
         answer_exact_match,
         answer_f1,
+        character_error_rate,
         exact_match,
         has_rouge,
         rouge1,
         rouge2,
         rouge_signatures,
         rougeL,
+        word_accuracy,
         word_error_rate,
     )
     from qkv.tasks.metrics.translation import (
@@ -67,8 +69,8 @@ else:
             "make_class_report matthews",
             "numbers": "bits_per_unit pearson perplexity spearman",
             "retrieval": "mean_average_precision mean_reciprocal_rank ndcg recall_at",
-            "text": "answer_exact_match answer_f1 exact_match has_rouge rouge1 rouge2 rougeL rouge_signatures "
-            "word_error_rate",
+            "text": "answer_exact_match answer_f1 character_error_rate exact_match has_rouge rouge1 rouge2 rougeL "
+            "rouge_signatures word_accuracy word_error_rate",
             "translation": "bleu bleu_lowercase chrf metric_signatures sacrebleu ter tokenised_bleu",
         },
     )
@@ -86,6 +88,7 @@ __all__ = [
     "bits_per_unit",
     "bleu",
     "bleu_lowercase",
+    "character_error_rate",
     "chrf",
     "compare_metrics",
     "confidence_intervals",
@@ -117,5 +120,6 @@ __all__ = [
     "spearman",
     "ter",
     "tokenised_bleu",
+    "word_accuracy",
     "word_error_rate",
 ]

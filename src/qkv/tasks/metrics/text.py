@@ -45,14 +45,40 @@ def word_error_rate(predictions: Sequence[str], references: References) -> Score
     >>> word_error_rate(["EY T R", "B IY"], [["EY T R AH", "AE T R AH"], ["B IY"]])
     0.16666666666666666
     """
+    return ratio_score(*count_errors(predictions, references, str.split))
+
+
+def word_accuracy(predictions: Sequence[str], references: References) -> Score:
+    """1 − the word error rate; it is negative if texts are much too long.
+
+    >>> word_accuracy(["EY T R", "B IY"], [["EY T R AH", "AE T R AH"], ["B IY"]])
+    0.8333333333333334
+    """
+    errors, lengths = count_errors(predictions, references, str.split)
+    return ratio_score([length - wrong for wrong, length in zip(errors, lengths, strict=True)], lengths)
+
+
+def character_error_rate(predictions: Sequence[str], references: References) -> Score:
+    """The number of inserted, deleted or replaced characters, divided by the number of characters of the references.
+
+    >>> character_error_rate(["nin", "six"], [["nine"], ["six"]])
+    0.14285714285714285
+    """
+    return ratio_score(*count_errors(predictions, references, lambda text: " ".join(text.split())))
+
+
+def count_errors(
+    predictions: Sequence[str], references: References, split: Callable[[str], Sequence[str]]
+) -> tuple[list[int], list[int]]:
+    """The edit distance of each text to its nearest reference, and the length of this reference, in parts of texts."""
     errors, lengths = [], []
     for text, several in zip(predictions, references, strict=True):
-        predicted = text.split()
-        counted = [(edit_distance(predicted, words), len(words)) for words in (one.split() for one in several)]
+        predicted = split(text)
+        counted = [(edit_distance(predicted, parts), len(parts)) for parts in map(split, several)]
         wrong, length = min(counted, key=lambda pair: (pair[0] / max(pair[1], 1), -pair[1]))
         errors.append(wrong)
         lengths.append(length)
-    return ratio_score(errors, lengths if any(lengths) else [1] * len(lengths))
+    return errors, lengths if any(lengths) else [1] * len(lengths)
 
 
 def edit_distance(one: Sequence[Hashable], two: Sequence[Hashable]) -> int:

@@ -47,7 +47,8 @@ class FileSummary:
     reading: DataSection = field(default_factory=DataSection)  # the format and the key that the user chose
     max_score: float = 1.0  # the number that scores are divided by
     num_images: int = 0  # of a record
-    first: tuple[Record, ...] = ()  # the first records, if they have images
+    has_sounds: bool = False
+    first: tuple[Record, ...] = ()  # the first records, if they have images or sounds
     mean_chars: float = float("inf")  # mean characters of a text, over the first records
 
 
@@ -93,12 +94,14 @@ def inspect_files(
     parts = [str(part) for column in columns.values() for part in split_joined(column)]
     chars = mean_characters(records, columns if chosen else parts)
     fields = {one.name: one.modality for one in OBJECTIVES[kind].fields}
-    if num_images := sum(fields.get(name) == "image" for name in columns):
+    modalities = [fields.get(name) for name in columns]
+    if {"image", "audio"} & {*modalities}:
         source = open_source(
             Recipe(objective=ObjectiveSection(kind=kind)), replace(reading, columns=dict(columns)), paths, "train"
         )
         first = tuple(islice(source.records(Problems(max_invalid_fraction=1)), MAX_RECORDS_SEARCHED))
-        found = replace(found, num_images=num_images, first=first)
+        num_images, has_sounds = modalities.count("image"), "audio" in modalities
+        found = replace(found, num_images=num_images, has_sounds=has_sounds, first=first)
     return replace(found, columns=None if is_same else dict(columns), mean_chars=chars, max_score=max_score)
 
 

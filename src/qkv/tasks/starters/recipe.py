@@ -35,6 +35,7 @@ from qkv.tasks.starters.sizes import (
     choose_size,
     find_machine,
 )
+from qkv.tasks.starters.sounds import find_longest, sound_data_lines, sound_model_lines, sound_train_lines
 from qkv.tasks.starters.starter import RecipeLine, Starter, find_task_name
 from qkv.tasks.table import TASKS, find_starters
 from qkv.train.recipe.schema import DataSection
@@ -130,6 +131,16 @@ def starter_recipe(
         pixels, patch = choose_image_size(summary.first)
         shapes = {"size": pixels, "patch": patch}
         model = [model[0], ("image", shapes, "pixels of a picture and of a patch"), *model[1:]]
+    elif summary.has_sounds or starter.reads_sounds:
+        longest = find_longest(summary.first)
+        if starter.reads_sounds:
+            sections["tokenizer"] = [("kind", "char", "characters (others: byte-bpe, unigram, wordpiece)")]
+        else:
+            sections.pop("tokenizer", None)
+        if not base_model:
+            model, train = sound_model_lines(starter), sound_train_lines(longest, minutes)
+        data = [line for line in sections["data"] if line[0] not in ("max_length", "too_long")]
+        sections["data"] = [*data, *sound_data_lines(longest)]
     elif num_images := summary.num_images or int(starter.is_image_to_text):
         if not starter.is_image_to_text:
             sections.pop("tokenizer", None)

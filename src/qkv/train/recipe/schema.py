@@ -74,7 +74,8 @@ class DataSection:
     max_source_length: LengthOrZero = 0  # the same for source sequences; 0 derives it from the lengths in the data
     # what to do with longer records; "" is the objective's default
     too_long: Literal["error", "skip", "truncate", "split", ""] = ""
-    augment: tuple[str, ...] = ()  # random changes of training images: flip, shift, rand, erase
+    # random changes of training images (flip, shift, rand, erase) or sounds (speed, noise, mask)
+    augment: tuple[str, ...] = ()
     layout: Literal["packed", "padded"] = "packed"
     max_invalid_fraction: Fraction = 0.01  # a larger fraction of invalid records is an error
     cache_dir: str = ""  # the folder for tokenised data; "" is the user's cache folder
