@@ -205,7 +205,7 @@ def test_a_stated_cost_counts_as_that_of_a_built_in_part() -> None:
     built_in = replace(config, decoder=replace(config.decoder, feedforward="relu"))
     assert summarise_model(config).flops_forward == summarise_model(built_in).flops_forward
     assert summarise_model(config).parameters == summarise_model(built_in).parameters
-    assert stack_bytes(config.decoder, 10, False, 4, False) > 0
+    assert stack_bytes(config.decoder, 10, 4, False) > 0
 
 
 def test_info_counts_the_network_if_a_part_states_something_else(

@@ -62,8 +62,8 @@ def convert_weights(network: Network, precision: Precision) -> Network:
 
 def _reason_against(network: Network, precision: Precision) -> str | None:
     """Return why a precision cannot be measured, or None."""
-    if network.config.is_recurrent and precision in ("int8", "int4"):
-        return "it is for Transformers, and this model is recurrent"
+    if not network.config.has_blocks and precision in ("int8", "int4"):
+        return f"it is for Transformers, and this model has {network.config.stack.block.upper()} layers"
     if precision == "bfloat16" and not supports_bfloat16():
         return "torch crashes in bfloat16 on this CPU"
     numel = sum(parameter.numel() for parameter in network.parameters())

@@ -186,7 +186,7 @@ def run_bench(
         bencher.measure_batches("search", left / 2)
     else:
         bencher.measure_batches("decode", left * DECODE_FRACTION)
-        if not network.config.is_recurrent:
+        if not network.config.keeps_state:
             bencher.measure_batches("engine", left * (1 - DECODE_FRACTION), ENGINE_BATCH_SIZES)
     if any(point.exceeds_limit for point in bench.points):
         bench.notes.append(ABOVE_LIMIT_NOTE)

@@ -18,9 +18,9 @@ def comparable_decoders(width: int) -> dict[str, dict[str, Any]]:
     """
     models = {}
     for name, factor in WIDTHS.items():
-        is_recurrent = name != "attention"
-        sizes = {"model.width": 2 * int(width * factor / 2), "model.layers": 1 if is_recurrent else 2}
+        has_blocks = name == "attention"
+        sizes = {"model.width": 2 * int(width * factor / 2), "model.layers": 2 if has_blocks else 1}
         # A tiny model needs a larger embedding than the default of 0.02; a recurrent one has it already.
-        family = {"model.family": name.lower()} if is_recurrent else {"model.heads": 4, "model.init_std": 0.1}
+        family = {"model.heads": 4, "model.init_std": 0.1} if has_blocks else {"model.family": name.lower()}
         models[name] = {**sizes, **family, "model.dropout": 0.0}
     return models

@@ -98,7 +98,7 @@ def test_only_a_table_of_positions_ends(small: Config, position: str, limited: b
         ({**RECURRENT, "position": "rotary"}, "position = 'rotary' does not apply"),
         ({**RECURRENT, "norm_placement": "post"}, "norm_placement = 'post' does not apply"),
         ({**RECURRENT, "embedding_norm": "replaces_first"}, 'embedding_norm = "replaces_first" does not apply'),
-        ({"recurrent_attention": "none"}, "recurrent_attention = 'none' is for a recurrent decoder"),
+        ({"recurrent_attention": "none"}, 'is for block = "rnn" or "gru" or "lstm", not for "transformer"'),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused_by_field(small: Config, fields: dict[str, object], match: str) -> None:

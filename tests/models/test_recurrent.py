@@ -118,10 +118,10 @@ def test_a_cached_sequence_is_one_document(recurrent: Make, ids: Make) -> None:
 
 def test_stacks_are_both_recurrent_or_neither(stack_config: Make) -> None:
     lstm, gru = (stack_config(block=kind, **RECURRENT) for kind in ("lstm", "gru"))
-    assert Config(encoder=lstm, decoder=gru).is_recurrent
+    assert not Config(encoder=lstm, decoder=gru).has_blocks
     with pytest.raises(ValueError, match="encoder: block = 'lstm', but decoder: block = 'transformer'"):
         Config(encoder=lstm, decoder=stack_config())
     odd = stack_config(block="lstm", **RECURRENT, width=15)
-    assert Config(decoder=odd).is_recurrent
+    assert not Config(decoder=odd).has_blocks
     with pytest.raises(ValueError, match="encoder: width = 15 must be even"):
         Config(encoder=odd)

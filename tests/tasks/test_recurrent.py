@@ -85,7 +85,7 @@ def test_info_and_the_model_card_name_the_layers(runs: dict[str, Path], run_qkv:
     shown = run_qkv(["info", str(runs["seq2seq"])]).out
     assert "1 LSTM + 1 LSTM layers · width 16" in shown
     assert "state per sequence" in shown
-    assert "A recurrent model (LSTM), encoder-decoder" in (runs["seq2seq"] / "README.md").read_text()
+    assert "A model of LSTM layers, encoder-decoder" in (runs["seq2seq"] / "README.md").read_text()
 
 
 def test_what_reads_blocks_is_refused_and_a_trace_has_states(runs: dict[str, Path]) -> None:

@@ -54,6 +54,7 @@ WALKS = {
     "norm": Walk(("model.norm=scale",), is_part=True),
     "position": Walk(("model.position=steps",), is_part=True),
     "block": Walk(("model.block=gained",), is_part=True),
+    "whole stack": Walk(("model.family=averages",), site="decoder.0.average", is_part=True),
     "optimizer": Walk(("train.optimizer=lion",)),
     "schedule": Walk(("train.schedule=triangle",)),
     "objective": Walk(("objective.kind=z_loss",)),
@@ -153,7 +154,11 @@ def check_inside(walk: Walk, model: qkv.Model) -> None:
     sites = [walk.site] if walk.site else ["*.resid_post"]
     traced = model.trace(walk.prompt, target, sites=sites)
     assert traced.values
-    assert model.look(walk.prompt, target).document["views"]
+    if model.config.has_blocks:
+        assert model.look(walk.prompt, target).document["views"]
+    else:
+        with pytest.raises(qkv.UsageError, match=r"needs Transformer blocks.* trace its own sites.*decoder.0.average"):
+            model.look(walk.prompt, target)
 
 
 def check_generation(name: str, model: qkv.Model) -> None:
@@ -190,7 +195,7 @@ def check_server(name: str, walk: Walk, model: qkv.Model) -> None:
         answer = server.post(f"/{task}", json={"texts": walk.prompt})
         assert answer.json()["results"] == [expected.to_dict()]
         completion = server.post("/v1/completions", json={"model": "walk", "prompt": walk.prompt, "max_tokens": 3})
-        if name == "attention":
+        if name in ("attention", "whole stack"):
             assert "keeps a state" in completion.json()["error"]["message"]
         elif is_text:
             assert completion.status_code == 200

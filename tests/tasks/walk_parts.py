@@ -122,6 +122,70 @@ class Gained(Block):
         return super().forward(x, *arguments, **named) * self.gain
 
 
+class MovingAverageCache:
+    """The last averages of each layer, and the number of tokens so far."""
+
+    is_default = False
+
+    def __init__(self, layers: int, batch_size: int, width: int, dtype: torch.dtype) -> None:
+        self.averages = torch.zeros(layers, batch_size, width, dtype=dtype)
+        self.lengths = torch.zeros(batch_size, dtype=torch.long)
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.lengths)
+
+    def next_positions(self, ids: Tensor, document_ids: Tensor | None) -> Tensor:
+        real = torch.ones_like(ids) if document_ids is None else (document_ids != 0).long()
+        return (self.lengths[:, None] + real.cumsum(1) - 1).clamp(min=0)
+
+    def reorder(self, rows: Tensor) -> None:
+        self.averages, self.lengths = self.averages[:, rows], self.lengths[rows]
+
+
+class MovingAverages(nn.Module):
+    """A whole stack without attention: each layer adds a map of the moving average of a document's vectors."""
+
+    def __init__(self, config: Any, *, name: str, causal: bool, cross: bool = False, decay: float = 0.5) -> None:
+        super().__init__()
+        self.config, self.name, self.causal, self.decay = config, name, causal, decay
+        self.norm, self.gradient_checkpointing = None, False
+        self.maps = nn.ModuleList(nn.Linear(config.width, config.width) for _ in range(config.layers))
+
+    def forward(
+        self,
+        x: Tensor,
+        layout: Any,
+        cache: Any = None,
+        memory: Any = None,
+        tap: Any = None,
+        *,
+        selected: Tensor | None = None,
+        hints: Any = None,
+    ) -> Tensor:
+        ids = layout.document_ids
+        ids = torch.ones(x.shape[:2], dtype=torch.long) if ids is None else ids.expand(len(x), -1)
+        for layer, linear in enumerate(self.maps):
+            average = torch.zeros_like(x[:, 0]) if cache is None else cache.averages[layer]
+            out = []
+            for t in range(x.shape[1]):
+                starts = (ids[:, t] != ids[:, t - 1])[:, None] if t and cache is None else torch.tensor(False)
+                new = self.decay * average.masked_fill(starts, 0.0) + x[:, t]
+                average = torch.where((ids[:, t] != 0)[:, None], new, average)
+                out.append(average)
+            if cache is not None:
+                cache.averages[layer] = average
+            averages = torch.stack(out, 1)
+            x = x + linear(tap(f"{self.name}.{layer}.average", averages) if tap else averages).relu()
+        if cache is not None:
+            cache.lengths += (ids != 0).sum(1)
+        x = tap(f"{self.name}.final", x) if tap else x
+        return x if selected is None else x.flatten(0, 1)[selected.flatten()]
+
+    def new_cache(self, batch_size: int, capacity: int) -> MovingAverageCache:
+        return MovingAverageCache(self.config.layers, batch_size, self.config.width, self.maps[0].weight.dtype)  # type: ignore[arg-type]
+
+
 class Lion(Optimizer):
     """Chen et al. 2023. Its state exists before the first step."""
 
@@ -202,6 +266,7 @@ qkv.register_part(
 qkv.register_part("norm", "scale", build=Scale)
 qkv.register_part("position", "steps", build=Steps, place="embedding")
 qkv.register_part("block", "gained", build=Gained, sites=["resid_pre", "attn_out", "mlp_out", "resid_post"])
+qkv.register_part("block", "averages", build=MovingAverages, sites=["average"], is_stack=True)
 qkv.register("optimizer", "lion", make_lion, lion_state)
 qkv.register("schedule", "triangle", triangle)
 qkv.register("objective", "z_loss", replace(causal_lm.SPEC, name="z_loss", loss=z_loss))

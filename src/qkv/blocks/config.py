@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from qkv.blocks.checks.config import (
+    check_fields,
     check_head,
     check_part_names,
-    check_recurrent,
     check_scaling,
     check_stack_combinations,
     check_stack_values,
@@ -157,7 +157,7 @@ class StackConfig:
 
     def __post_init__(self) -> None:
         check_part_names(self)
-        if self.is_recurrent:
+        if not self.has_blocks:
             plain: dict[str, object] = {"heads": self.heads or 1, "ffn_width": self.ffn_width or self.width}
             if self.position == "sinusoidal":  # the default
                 plain["position"] = "none"
@@ -174,12 +174,12 @@ class StackConfig:
         for name, value in derived.items():
             object.__setattr__(self, name, value)
         check_stack_combinations(self)
-        check_recurrent(self)
+        check_fields(self)
 
     @property
-    def is_recurrent(self) -> bool:
-        """Whether one part, such as a stack of recurrent layers, replaces all blocks."""
-        return PARTS["block"][self.block].is_stack
+    def has_blocks(self) -> bool:
+        """Whether the stack consists of blocks with attention and a feed-forward; else one part replaces them all."""
+        return not PARTS["block"][self.block].is_stack
 
     @property
     def has_fixed_shapes(self) -> bool:
@@ -189,7 +189,7 @@ class StackConfig:
     @property
     def keeps_state(self) -> bool:
         """Whether decoding keeps more than keys and values: a state, which cannot forget its last tokens."""
-        return self.is_recurrent or bool(state_shapes(self))
+        return not self.has_blocks or bool(state_shapes(self))
 
     @property
     def rotary_dim(self) -> int:

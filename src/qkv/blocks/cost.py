@@ -142,3 +142,18 @@ def recurrent_cost(stack: StackConfig, *, causal: bool, cross: bool, layer: str,
         cached_of_source=2 * width if cross else 0,
         state=stack.layers * num_states * width,
     )
+
+
+def recurrent_activations(
+    stack: StackConfig, tokens: int, source_tokens: int, source_length: int, checkpointing: bool, *, layer: str
+) -> int:
+    """The numbers that training keeps of a `RecurrentStack`. `source_length` is the length S of the longest source.
+
+    Additive attention keeps (S + 14) C numbers for each token.
+    """
+    numbers, width = RECURRENT_ACTIVATIONS[layer] * stack.width, stack.width
+    kept = stack.layers * width + numbers if checkpointing else stack.layers * numbers
+    if source_length and stack.recurrent_attention == "additive":
+        kept += (source_length + 14) * width
+    total: int = tokens * kept + 3 * width * source_tokens  # keys, and the gathered keys and values
+    return total

@@ -33,6 +33,7 @@ from qkv.blocks.cost import (
     layernorm_cost,
     learned_position_cost,
     no_cost,
+    recurrent_activations,
     recurrent_cost,
     rmsnorm_cost,
     t5_position_cost,
@@ -61,6 +62,13 @@ class PartRow:
     fixed_shapes: bool = True  # batches of one shape have tensors of the same shapes inside; CUDA graphs need this
     cache: Callable[[StackConfig], Mapping[str, tuple[int, ...]]] | None = None
     # The state that decoding keeps for each sequence and layer, besides keys and values: name → shape.
+    fields: tuple[str, ...] = ()  # the fields of the config that this part reads and other parts may not
+    read_only_sites: tuple[str, ...] = ()  # the sites that a tap cannot change
+    check: Callable[[StackConfig, str], None] | None = None  # raises ValueError for a stack with this config and name
+    # Of a whole stack: whether a layer has a site. None: every layer has all of them.
+    has_site: Callable[[StackConfig, int, str], bool] | None = None
+    # Of a whole stack: the numbers that training keeps, if `cost` cannot state them for each token and layer.
+    activations: Callable[..., int] | None = None
 
     def make(self, *arguments: Any, **named: Any) -> Any:
         """Build the part."""
@@ -106,10 +114,27 @@ def _feedforward(**options: Any) -> PartRow:
     return PartRow("qkv.blocks.feedforward:FeedForward", options, feedforward_cost, MLP_SITES, gated=gated)
 
 
+def _check_directions(config: StackConfig, name: str) -> None:
+    if name == "encoder" and config.width % 2:
+        raise ValueError(f"encoder: width = {config.width} must be even: each direction of the layers has half")
+
+
 def _recurrent(layer: str) -> PartRow:
-    options, sites = {"layer": layer}, ("cross_pattern", "state")
+    def has_site(config: StackConfig, layer: int, site: str) -> bool:
+        return site == "state" or (layer == 0 and config.recurrent_attention == "additive")
+
     return PartRow(
-        "qkv.blocks.recurrent:RecurrentStack", options, recurrent_cost, sites, is_stack=True, fixed_shapes=False
+        "qkv.blocks.recurrent:RecurrentStack",
+        {"layer": layer},
+        recurrent_cost,
+        ("cross_pattern", "state"),
+        is_stack=True,
+        fixed_shapes=False,
+        fields=("recurrent_attention",),
+        has_site=has_site,
+        read_only_sites=("cross_pattern",),  # every later state depends on it
+        check=_check_directions,
+        activations=recurrent_activations,
     )
 
 
@@ -139,6 +164,7 @@ PARTS: dict[str, OpenTable[PartRow]] = {
                 gated=True,
                 aux_loss=lambda module: module.auxiliary_loss(),
                 fixed_shapes=False,
+                fields=("experts", "experts_per_token", "router_softmax", "balance_loss", "router_z_loss"),
             ),
         },
     ),
@@ -214,6 +240,7 @@ def register_part(
     is_limited: bool = False,
     is_stack: bool = False,
     fixed_shapes: bool = True,
+    fields: Sequence[str] = (),
     replace: bool = False,
 ) -> None:
     """Add a part of your own to the table. A config whose field `slot` has the value `name` then builds it.
@@ -233,6 +260,7 @@ def register_part(
     is_limited  a position that ends at `max_positions`
     is_stack    a block part that builds a whole stack; a recipe names it as model.family
     fixed_shapes  False if the shapes of its tensors depend on their values, so that training runs without CUDA graphs
+    fields      of a whole stack: the fields of `StackConfig` that it reads, besides `SHARED_FIELDS`
     replace     allows the name of an earlier call
     """
     table = OpenTable("slot", PARTS).find(slot)
@@ -258,8 +286,31 @@ def register_part(
         aux_loss=aux_loss,
         fixed_shapes=fixed_shapes,
         cache=cache,
+        fields=tuple(fields),
     )
     table.register(name, row, replace=replace)
+
+
+SHARED_FIELDS = frozenset(
+    {
+        *("vocab_size", "width", "layers", "embedding_width", "embedding_window"),
+        *("max_positions", "embedding_scale", "token_types"),
+        *("norm", "norm_affine", "norm_eps", "embedding_norm"),  # of the embedding and the head
+        *("block", "dropout", "init", "init_std"),
+    }
+)
+"""The fields of a `StackConfig` that apply to every stack. The others apply to blocks, or to the parts that name them
+(`PartRow.fields`)."""
+
+
+def applies(field: str, block: str) -> bool:
+    """Return whether a field of a `StackConfig` applies to a stack of this kind of block.
+
+    >>> applies("heads", "transformer"), applies("heads", "lstm"), applies("recurrent_attention", "lstm")
+    (True, False, True)
+    """
+    row = PARTS["block"][block]
+    return not row.is_stack or field in SHARED_FIELDS or field in row.fields
 
 
 def find_part(slot: Slot, config: StackConfig) -> PartRow:
@@ -310,12 +361,12 @@ def layer_sites(config: StackConfig, layer: int, *, cross: bool) -> list[str]:
     """Return the sites of a layer, in the order of computation."""
     block = find_part("block", config)
     names = _expand_sites(block, find_part("attention", config).sites, find_part("feedforward", config).sites)
-    if block.is_stack:  # a recurrent decoder attends to the source in its first layer
-        cross = cross and config.recurrent_attention == "additive" and layer == 0
     return [
         name
         for name in names
-        if (cross or not name.startswith("cross_")) and (name != "resid_mid" or config.residual != "parallel")
+        if (cross or not name.startswith("cross_"))
+        and (name != "resid_mid" or config.residual != "parallel")
+        and (block.has_site is None or block.has_site(config, layer, name))
     ]
 
 

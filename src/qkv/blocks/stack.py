@@ -4,8 +4,6 @@ The stack computes what all layers share once per forward pass: the prepared mas
 that ALiBi or T5 positions add to the scores.
 """
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -27,12 +25,13 @@ from qkv.blocks.tap import LayerTap, Tap
 def make_stack(config: StackConfig, *, name: str, causal: bool, cross: bool = False) -> "Stack":
     """Return the stack that a config describes.
 
-    A recurrent stack is declared as a `Stack`, too, because it has the same `forward`. It has no blocks, so code that
-    reads them first checks `config.is_recurrent`.
+    A part that is a whole stack is declared as a `Stack`, too, because it has the same `forward`. It has no blocks, so
+    code that reads them first checks `config.has_blocks`.
     """
-    if config.is_recurrent:
-        return cast(Stack, make_part("block", config, name=name, causal=causal, cross=cross))
-    return Stack(config, name=name, causal=causal, cross=cross)
+    if config.has_blocks:
+        return Stack(config, name=name, causal=causal, cross=cross)
+    whole: Stack = make_part("block", config, name=name, causal=causal, cross=cross)
+    return whole
 
 
 class Stack(nn.Module):

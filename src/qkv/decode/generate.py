@@ -85,7 +85,7 @@ def max_batch_size(network: Network, prompt_length: int, options: GenerationOpti
     """Return the number of prompts whose KV cache fits into a fixed amount of memory; at least 1."""
     stack, weight = network.config.stack, next(network.parameters())
     num_tokens = prompt_length + min(options.max_tokens, MAX_PREALLOCATED_TOKENS)
-    if stack.is_recurrent:
+    if not stack.has_blocks:
         num_tokens = max(1, prompt_length)  # the activations of the prompt; the state is smaller
     bytes_per_prompt = 2 * stack.layers * stack.kv_heads * stack.head_dim * num_tokens * options.beam * 4
     max_bytes = MAX_CACHE_BYTES

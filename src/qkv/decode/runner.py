@@ -234,7 +234,7 @@ def check_max_length(
                     f"shorten it{' or lower max_tokens' if new_tokens else ''}"
                 )
             limit = max(ALWAYS_ALLOWED_LENGTH, MAX_EXTRAPOLATION * stack.max_positions)
-            if len(sequence) > limit and not stack.is_recurrent:
+            if len(sequence) > limit and stack.has_blocks:
                 raise ContextLengthError(
                     f"{name} {index} has {len(sequence):,} tokens; this model was made for {stack.max_positions:,} and "
                     f"reads at most {limit:,}, because the time grows with the square of the length; shorten it"

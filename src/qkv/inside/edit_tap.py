@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import SequenceLayout, Tap
+from qkv.blocks.parts import find_part
 from qkv.errors import UsageError
-from qkv.inside.sites import PER_HEAD_SITES, activation_of, check_sites
+from qkv.inside.sites import PER_HEAD_SITES, activation_of, check_sites, list_sites
 from qkv.inside.trace import LOGITS
 from qkv.models import Config
 
@@ -123,12 +124,18 @@ def check_edits(config: Config, edits: Edit | Iterable[Edit]) -> list[Edit]:
         if edit.site == LOGITS:
             raise UsageError("edits: the logits are not in a stack; edit the site 'final', or use logits_processors")
         check_sites(config, edit.site)
-        if config.is_recurrent and fnmatchcase("decoder.0.cross_pattern", edit.site):
+        read_only = [site for site in _read_only_sites(config) if fnmatchcase(site, edit.site)]
+        if read_only:
             raise UsageError(
-                f"edits: {edit.site} is the attention of a recurrent decoder, on which all later states depend, so it "
-                "cannot be edited; edit the states: *.state"
+                f"edits: {read_only[0]} is read-only, because all later states depend on it, so it cannot be edited; "
+                "edit the states: *.state"
             )
     return listed
+
+
+def _read_only_sites(config: Config) -> list[str]:
+    names = {site for stack in config.stacks.values() for site in find_part("block", stack).read_only_sites}
+    return [site for site in list_sites(config) if site.rsplit(".", 1)[-1] in names]
 
 
 def _selection_mask(edit: Edit, context: SiteContext, value: Tensor) -> Tensor | None:

@@ -34,8 +34,8 @@ def activation_of(site: str) -> str:
 
 
 def require_blocks(config: Config, what: str) -> None:
-    """Raise an error if a model is recurrent: `what`, a lens for instance, needs Transformer blocks."""
-    if config.is_recurrent:
+    """Raise an error if a model has no Transformer blocks, which `what` needs, a lens for instance."""
+    if not config.has_blocks:
         raise UsageError(
             f"{what} needs Transformer blocks, but this model has {config.stack.block.upper()} layers; trace its own "
             f"sites instead: {', '.join(list_sites(config))}"

@@ -73,14 +73,13 @@ class Config:
             raise ValueError('decoder: residual = "parallel" does not support cross-attention; use "serial"')
         if self.family != "encoder" and any(stack.embedding_window for stack in self.stacks.values()):
             raise ValueError(f"embedding_window is for a model of family 'encoder', not {self.family!r}; leave it out")
-        if self.encoder is not None and self.encoder.is_recurrent and self.encoder.width % 2:
-            raise ValueError(
-                f"encoder: width = {self.encoder.width} must be even: each direction of the layers has half"
-            )
-        if self.family == "seq2seq" and self.encoder.is_recurrent != self.decoder.is_recurrent:  # type: ignore[union-attr]
+        for name, stack in self.stacks.items():
+            if (check_stack := PARTS["block"][stack.block].check) is not None:
+                check_stack(stack, name)
+        if self.family == "seq2seq" and self.encoder.has_blocks != self.decoder.has_blocks:  # type: ignore[union-attr]
             raise ValueError(
                 f"encoder: block = {self.encoder.block!r}, but decoder: block = "  # type: ignore[union-attr]
-                f"{self.decoder.block!r}: both stacks must be recurrent, or neither"  # type: ignore[union-attr]
+                f"{self.decoder.block!r}: both stacks must have Transformer blocks, or neither"  # type: ignore[union-attr]
             )
         if self.head.kind in ("lm", "mlm") and self.head.outputs != self.stack.vocab_size:
             raise ValueError(f"head outputs = {self.head.outputs} must equal vocab_size = {self.stack.vocab_size}")
@@ -119,9 +118,9 @@ class Config:
         return {name: stack for name, stack in both.items() if stack is not None}
 
     @property
-    def is_recurrent(self) -> bool:
-        """Whether the stacks have recurrent layers instead of Transformer blocks."""
-        return self.stack.is_recurrent
+    def has_blocks(self) -> bool:
+        """Whether the stacks consist of Transformer blocks."""
+        return self.stack.has_blocks
 
     @property
     def has_fixed_shapes(self) -> bool:
@@ -130,7 +129,7 @@ class Config:
 
     @property
     def keeps_state(self) -> bool:
-        """Whether decoding keeps more than keys and values: the state of recurrent layers, or of a part."""
+        """Whether decoding keeps more than keys and values: the state of a part."""
         return self.stack.keeps_state
 
     def list_parts(self) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from qkv.blocks.parts import find_part
 from qkv.errors import count_nouns
 from qkv.models import Config
 from qkv.models.tables.summary import ModelSummary
@@ -20,11 +21,11 @@ def print_info(name: str, config: Config, summary: ModelSummary, console: Consol
     head = "" if config.head.kind == "none" else f", {config.head.kind} head"
     console.print(Text.assemble((name, "bold"), f"   {FAMILY_NAMES[summary.family]}{head}"))
     stack = config.stack
-    if stack.is_recurrent:
+    if not stack.has_blocks:
         layers = " + ".join(f"{stack.layers} {stack.block.upper()}" for stack in config.stacks.values())
         layers += " layer" if numbers == [1] else " layers"
         console.print(f"{layers} · width {stack.width:,} · vocabulary {stack.vocab_size:,}", highlight=False)
-        if config.family == "seq2seq":
+        if config.family == "seq2seq" and "recurrent_attention" in find_part("block", stack).fields:
             console.print(f"attention: {stack.recurrent_attention}", highlight=False)
     else:
         _print_shape(config, depth, console)

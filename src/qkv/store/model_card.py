@@ -45,7 +45,7 @@ def model_card(config: Config, parameters: int, load_class: str, card_fields: Ma
     kinds = {"encoder": "encoder-only", "decoder": "decoder-only", "seq2seq": "encoder-decoder"}
     head = "" if config.head.kind == "none" else f", {config.head.kind} head"
     depth = f"{config.encoder.layers} + {stack.layers}" if config.encoder and config.decoder else str(stack.layers)
-    model = f"A recurrent model ({stack.block.upper()})" if stack.is_recurrent else "A Transformer"
+    model = "A Transformer" if stack.has_blocks else f"A model of {stack.block.upper()} layers"
     load = f"transformers.{load_class}.from_pretrained(folder)"
     if load_class == config.family:
         load = "qkv.load(folder)"
@@ -62,9 +62,9 @@ def model_card(config: Config, parameters: int, load_class: str, card_fields: Ma
             "|---|---|",
             f"| layers | {depth} |",
             f"| width | {stack.width} |",
-            *([] if stack.is_recurrent else [f"| heads | {stack.heads} of dim {stack.head_dim} |"]),
+            *([f"| heads | {stack.heads} of dim {stack.head_dim} |"] if stack.has_blocks else []),
             f"| vocabulary | {stack.vocab_size:,} |",
-            *([] if stack.is_recurrent else [f"| positions | {stack.position} |"]),
+            *([f"| positions | {stack.position} |"] if stack.has_blocks else []),
             f"| load with | `{load}` |",
             *(f"| {name} | {value} |" for name, value in card_fields.items()),
             "",

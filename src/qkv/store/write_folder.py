@@ -46,7 +46,13 @@ def write_model(
     """
     if format not in FORMATS:
         raise UsageError(f"unknown format {format!r}; {suggest_name(format, FORMATS)}")
-    if config.is_recurrent and format != "qkv":
+    if format != "qkv" and (own := find_plugins(config.list_parts())):
+        rows = "; ".join(f"{', '.join(plugin.rows)} of the plugin {plugin.module}" for plugin in own)
+        raise QkvError(
+            f"the format {format} cannot store {rows}, so it would compute something else; use the folder that qkv "
+            "writes (m.save)"
+        )
+    if not config.has_blocks and format != "qkv":
         raise QkvError(
             f"the format {format} is for Transformers, and this model has {config.stack.block.upper()} layers; "
             "use the folder that qkv writes (qkv run, qkv.load), or train a Transformer: leave out model.family in "
@@ -60,12 +66,6 @@ def write_model(
                 f"the format {format} cannot store the {name} of this model ({kinds}), so it would lose what they "
                 f"{does}; use the folder that qkv writes (m.save)"
             )
-    if format != "qkv" and (own := find_plugins(config.list_parts())):
-        rows = "; ".join(f"{', '.join(plugin.rows)} of the plugin {plugin.module}" for plugin in own)
-        raise QkvError(
-            f"the format {format} cannot store {rows}, so it would compute something else; use the folder that qkv "
-            "writes (m.save)"
-        )
     check_not_quantized(network)
     if difference := describe_difference(network, config):
         raise QkvError(

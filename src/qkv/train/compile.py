@@ -6,6 +6,7 @@ checkpoint keeps it.
 
 import torch
 
+from qkv.blocks.parts import PARTS
 from qkv.data.stream.sequences import SequenceStream
 from qkv.models import Network
 from qkv.train.parallel.world import World
@@ -24,10 +25,13 @@ PROBE_SIZE = 4096
 def should_compile(section: TrainSection, world: World, network: Network, data: SequenceStream) -> tuple[bool, str]:
     """Return whether to compile the run's steps, and a note that explains it ("" if there is nothing to explain)."""
     if not network.config.has_fixed_shapes:
-        why = "a mixture of experts sends other tokens to each expert"
-        if network.config.is_recurrent:
-            why = "a recurrent model has as many steps as its longest document"
-        note = f'train.compile = "yes" has no effect: {why}, so its shapes change in every batch'
+        parts = [
+            f'{slot} = "{name}"' for slot, name in network.config.list_parts() if not PARTS[slot][name].fixed_shapes
+        ]
+        note = (
+            f'train.compile = "yes" has no effect: the shapes inside {" and ".join(dict.fromkeys(parts))} depend on '
+            "the data, so they change in every batch"
+        )
         return False, note if section.compile == "yes" else ""
     if section.compile != "auto":
         return section.compile == "yes", ""

@@ -34,7 +34,7 @@ def choose_precision(
     parameters = sum(parameter.numel() for parameter in module.network.parameters())
     if section.precision != "auto" or world.device.type != "cpu" or world.is_sharded:
         return resolve_precision(section, world.device), ""
-    if parameters < MIN_PARAMETERS or module.network.config.is_recurrent or not has_bfloat16_instructions():
+    if parameters < MIN_PARAMETERS or not module.network.config.has_blocks or not has_bfloat16_instructions():
         return "float32", ""
     batch = probe_batch(next(iter(Loader(data))), parameters)
     seconds = {"float32": float("inf"), "bfloat16": float("inf")}

@@ -22,8 +22,8 @@ from qkv.tasks.prepare.model import (
     build_config,
     build_network,
     default_num_heads,
+    ignored_notes,
     override_stack,
-    recurrence_notes,
 )
 from qkv.tasks.prepare.prepare import prepare
 from qkv.text import Tokenizer
@@ -61,11 +61,11 @@ def test_one_word_makes_the_model_of_every_objective_recurrent(kind: str) -> Non
     assert (config.stack.block, config.stack.width, config.stack.layers) == ("gru", 60, 2)
     assert config.stack.dropout == 0.2
     build(config, device="meta")
-    assert recurrence_notes(recipe_of(kind, family="gru", overrides=keys)) == [
+    assert ignored_notes(recipe_of(kind, family="gru", overrides=keys)) == [
         'model.family = "gru" ignores model.ffn_width, model.heads, model.norm_placement, model.position, which only '
         "Transformers have"
     ]
-    assert recurrence_notes(recipe_of(kind, overrides=keys)) == []
+    assert ignored_notes(recipe_of(kind, overrides=keys)) == []
 
 
 def test_a_recurrent_model_takes_the_keys_that_apply_to_it() -> None:

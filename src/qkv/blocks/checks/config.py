@@ -6,21 +6,8 @@ These classes call the checks when they are created, so the parameters here have
 from dataclasses import fields
 from typing import Any
 
-from qkv.blocks.parts import PARTS
+from qkv.blocks.parts import PARTS, applies
 from qkv.values import check
-
-RECURRENT_FIELDS = frozenset(
-    {
-        *("vocab_size", "width", "layers", "embedding_width", "embedding_window"),
-        *("max_positions", "embedding_scale", "token_types"),
-        *("norm", "norm_affine", "norm_eps", "embedding_norm"),  # of the embedding and the head
-        *("block", "recurrent_attention", "dropout", "init", "init_std"),
-    }
-)
-"""The fields of a `StackConfig` that apply to a recurrent stack."""
-
-
-EXPERT_FIELDS = ("experts", "experts_per_token", "router_softmax", "balance_loss", "router_z_loss")
 
 
 def check_scaling(scaling: Any) -> None:
@@ -79,12 +66,6 @@ def check_stack_combinations(stack: Any) -> None:
         raise ValueError('residual = "parallel" needs norm_placement = "pre" or "sandwich", not "post"')
     if stack.embedding_scale == "unmasked" and stack.mask_token_id is None:
         raise ValueError('embedding_scale = "unmasked" needs mask_token_id, the id of the mask token')
-    if stack.feedforward != "moe" and isinstance(PARTS["feedforward"][stack.feedforward].build, str):  # it is built in
-        for field in (one for one in fields(stack) if one.name in EXPERT_FIELDS):
-            if (value := getattr(stack, field.name)) != field.default:
-                raise ValueError(
-                    f'{field.name} = {value!r} is for feedforward = "moe", not for "{stack.feedforward}"; leave it out'
-                )
     if stack.experts_per_token > stack.experts:
         raise ValueError(f"experts_per_token = {stack.experts_per_token} must be at most experts = {stack.experts}")
     if stack.value_residual != "none" and (stack.attention, stack.block) != ("softmax", "transformer"):
@@ -97,14 +78,23 @@ def check_stack_combinations(stack: Any) -> None:
         raise ValueError('embedding_norm = "replaces_first" needs a block 0 that starts with a norm and is not shared')
 
 
-def check_recurrent(stack: Any) -> None:
-    """Raise ValueError if a recurrent stack sets a field that only Transformer blocks have, or the other way round."""
-    if not stack.is_recurrent:
-        if stack.recurrent_attention != "additive":
-            raise ValueError(
-                f"recurrent_attention = {stack.recurrent_attention!r} is for a recurrent decoder, and this stack has "
-                'Transformer blocks; leave it out, or set block = "lstm"'
-            )
+def check_fields(stack: Any) -> None:
+    """Raise ValueError if a field has a value, but none of the chosen parts reads it."""
+    for slot, table in PARTS.items():
+        chosen = getattr(stack, slot)
+        if not isinstance(table[chosen].build, str):
+            continue  # a registered part may read any field
+        owners: dict[str, list[str]] = {}
+        for name, row in table.items():
+            for owned in row.fields:
+                owners.setdefault(owned, []).append(f'"{name}"')
+        for field in (one for one in fields(stack) if one.name in owners and one.name not in table[chosen].fields):
+            if (value := getattr(stack, field.name)) != field.default:
+                raise ValueError(
+                    f"{field.name} = {value!r} is for {slot} = {' or '.join(owners[field.name])}, not for "
+                    f'"{chosen}"; leave it out'
+                )
+    if stack.has_blocks:
         return
     if stack.embedding_norm == "replaces_first":
         raise ValueError(
@@ -120,9 +110,11 @@ def check_recurrent(stack: Any) -> None:
         "rotary_base_sliding": stack.rotary_base,
         "position": "none",
     }
+    if applies("heads", stack.block):
+        derived |= {"kv_heads": stack.heads, "head_dim": stack.width // stack.heads}
     for field in fields(stack):
         value, default = getattr(stack, field.name), derived.get(field.name, field.default)
-        if field.name not in RECURRENT_FIELDS and value != default:
+        if value != default and not applies(field.name, stack.block):
             raise ValueError(
                 f'{field.name} = {value!r} does not apply to block = "{stack.block}": it is for Transformer '
                 "blocks; leave it out"

@@ -29,8 +29,9 @@ def quantize(network: AnyNetwork, precision: WeightPrecision = "int8") -> AnyNet
     """
     if precision not in get_args(WeightPrecision):
         raise UsageError(f"precision={precision!r}: {suggest_name(str(precision), get_args(WeightPrecision))}")
-    if network.config.is_recurrent:
-        raise QkvError(f"{precision} is for Transformers, and this model is recurrent; run it without {precision}")
+    if not network.config.has_blocks:
+        layers = network.config.stack.block.upper()
+        raise QkvError(f"{precision} is for Transformers, and this model has {layers} layers; run it without it")
     devices = {parameter.device.type for parameter in network.parameters()}
     if devices != {"cpu"}:
         names = ", ".join(sorted(devices))

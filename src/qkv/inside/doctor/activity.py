@@ -4,7 +4,7 @@ B batch, T tokens, H heads, D head dim, C model width, F neurons of a layer
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qkv.blocks import Stack, Tap
 from qkv.blocks.attention import Attention
@@ -50,17 +50,16 @@ def root_mean_square(x: Tensor, dim: int | tuple[int, ...] | None = None) -> Ten
 def check_heads(subject: Subject) -> Finding:
     """A head is dead if it writes (almost) nothing into the residual stream."""
     dead, total = [], 0
-    if subject.config.is_recurrent:
-        return skipped("a recurrent model has no heads")
     network, tap = record(subject, ["*.z", "*.cross_z"])
     for stack in network.stacks.values():
         is_token = token_mask(subject, stack)
         for layer in range(stack.config.layers):
-            block = stack.block_of(layer)
             for site, name in (("z", "attention"), ("cross_z", "cross")):
-                attention = getattr(block, name, None)
-                if not isinstance(attention, Attention) or f"{stack.name}.{layer}.{site}" not in tap.values:
+                if f"{stack.name}.{layer}.{site}" not in tap.values:
                     continue  # a registered part may have no heads
+                attention = getattr(stack.block_of(layer), name, None)
+                if not isinstance(attention, Attention):
+                    continue
                 z = tap[f"{stack.name}.{layer}.{site}"].transpose(0, 1)[:, is_token]  # (H, N, D)
                 weight = attention.out.weight
                 by_head = weight.float().view(len(weight), len(z), -1).permute(1, 2, 0)  # (C, H·D) → (H, D, C)
@@ -83,8 +82,6 @@ def check_heads(subject: Subject) -> Finding:
 def check_neurons(subject: Subject) -> Finding:
     """A neuron is dead if it is never active on the batch."""
     fractions = {}
-    if subject.config.is_recurrent:
-        return skipped("a recurrent model has no feed-forward layers")
     network, tap = record(subject, ["*.mlp_post"])
     tokens = 0
     for stack in network.stacks.values():
@@ -143,8 +140,6 @@ def check_experts(subject: Subject) -> Finding:
 def check_activation_scales(subject: Subject) -> Finding:
     """The size of the residual stream by depth, and whether each block changes it."""
     sizes, idle = {}, []
-    if subject.config.is_recurrent:
-        return skipped("a recurrent model has no residual stream, and its states lie between −1 and 1")
     network, tap = record(subject, ["*.resid_pre", "*.resid_post"])
     if any(f"{name}.0.resid_post" not in tap.values for name in network.stacks):
         return skipped("the blocks of this model have no site resid_post")
@@ -195,10 +190,12 @@ def check_gradient_scales(subject: Subject) -> Finding:
     loss.backward()
     sizes: dict[str, list[float]] = {}
     for stack in network.stacks.values():
-        for block in getattr(stack, "layers", None) or stack.blocks:  # recurrent layers, or blocks
+        for block in _list_layers(stack):
             gradients = [p.grad.flatten() for p in block.parameters() if p.grad is not None]
             if gradients:
                 sizes.setdefault(stack.name, []).append(float(root_mean_square(torch.cat(gradients))))
+    if not sizes:
+        return skipped("no stack of this model has a list of layers")
     text = "; ".join(f"{stack} {format_scales(values)}" for stack, values in sizes.items())
     text = f"RMS of the gradient by block: {text}"
     ratio = max((max(values) / max(min(values), 1e-30) for values in sizes.values()), default=1.0)
@@ -210,6 +207,11 @@ def check_gradient_scales(subject: Subject) -> Finding:
             **sizes,
         )
     return passed(text, ratio=ratio, **sizes)
+
+
+def _list_layers(stack: nn.Module) -> list[nn.Module]:
+    """The blocks of a stack; of a part that is a whole stack, the members of its first list of modules."""
+    return next((list(one) for one in stack.children() if isinstance(one, nn.ModuleList)), [])
 
 
 def format_scales(values: list[float]) -> str:

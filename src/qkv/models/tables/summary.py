@@ -42,7 +42,7 @@ class ModelSummary:
     weight_bytes: dict[str, int]  # per dtype
     cache_bytes_per_token: dict[str, int]  # per dtype: the keys and values of self-attention
     cross_bytes_per_source_token: dict[str, int]  # per dtype: the keys and values of cross-attention
-    state_bytes: dict[str, int]  # per dtype: the state of a recurrent decoder, for each sequence; 0 in a Transformer
+    state_bytes: dict[str, int]  # per dtype: the state for each sequence, besides keys and values
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -116,11 +116,11 @@ def _bytes(numbers: int) -> dict[str, int]:
 
 
 def _layers(config: Config, name: str, stack: StackConfig) -> list[tuple[PartCost, int]]:
-    """The cost of each layer of a stack, with its sliding window. A stack that is a single part (a recurrent stack)
-    counts as one layer.
+    """The cost of each layer of a stack, with its sliding window. A part that is a whole stack counts as
+    one layer.
     """
     cross = name == "decoder" and config.family == "seq2seq"
-    if stack.is_recurrent:
+    if not stack.has_blocks:
         return [(part_cost("block", stack, name=name, causal=name == "decoder", cross=cross), 0)]
     block = part_cost("block", stack, cross=cross)
     layers = [(block, stack.window_of(layer)) for layer in range(stack.layers)]
@@ -152,7 +152,7 @@ def _ends_cost(config: Config) -> PartCost:
 
 
 def _final_norm_cost(stack: StackConfig) -> PartCost:
-    has_norm = stack.norm_placement != "post" and not stack.is_recurrent
+    has_norm = stack.norm_placement != "post" and stack.has_blocks
     return part_cost("norm", stack, stack.width) if has_norm else PartCost({}, 0)
 
 

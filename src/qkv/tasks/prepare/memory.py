@@ -4,11 +4,8 @@ Weights, gradients and the optimizer's state are counted exactly, on a network o
 memory. Activations are the tensors that the forward pass keeps for the backward pass. They depend on kernels and
 compilers, so they are estimated:
 
-    per token and layer   what the parts state (blocks/cost.py); attention kernels keep no scores. Recurrent layers
-                          compute in float32, and additive attention keeps (S + 14) C numbers per target token
+    per token and layer   what the parts state (blocks/cost.py); attention kernels keep no scores
     logits                at labelled positions, once in the compute dtype and once in float32
-
-C model width, S tokens of the longest source
 """
 
 from dataclasses import asdict, dataclass
@@ -17,7 +14,7 @@ from typing import Any
 import torch
 
 from qkv.blocks import StackConfig
-from qkv.blocks.parts import part_cost
+from qkv.blocks.parts import find_part, part_cost
 from qkv.data.load.batch import Batch
 from qkv.data.load.loader import Loader
 from qkv.data.stream.sequences import SequenceStream
@@ -208,23 +205,21 @@ def activation_bytes(
     size = DTYPE_BYTES[precision]
     target, source = sequence_lengths[0], sequence_lengths[-1]
     total = 0
-    if config.decoder is not None and config.decoder.is_recurrent and config.encoder is not None:
-        attended = min(max_source_length or source, source) if config.decoder.recurrent_attention == "additive" else 0
-        total += recurrent_bytes(config.decoder, batch_size * target, attended, gradient_checkpointing)
-        total += 12 * config.decoder.width * batch_size * source  # keys, and the gathered keys and values
-    elif config.decoder is not None:
+    if config.decoder is not None:
+        has_source = config.encoder is not None
         total += stack_bytes(
-            config.decoder, batch_size * target, config.encoder is not None, size, gradient_checkpointing
+            config.decoder,
+            batch_size * target,
+            size,
+            gradient_checkpointing,
+            source_tokens=batch_size * source if has_source else 0,
+            source_length=min(max_source_length or source, source) if has_source else 0,
         )
-        if config.encoder is not None:
-            cross_kv = 2 * config.decoder.layers * config.decoder.kv_heads * config.decoder.head_dim
-            total += cross_kv * batch_size * source * size
     if config.encoder is not None:
         both = len(sequence_lengths) > 1 and config.decoder is None  # one encoder reads both texts of a pair
         total += stack_bytes(
             config.encoder,
             batch_size * (sum(sequence_lengths) if both else source),
-            False,
             size,
             gradient_checkpointing,
         )
@@ -234,19 +229,20 @@ def activation_bytes(
     return total
 
 
-def stack_bytes(stack: StackConfig, tokens: int, cross: bool, dtype_bytes: int, gradient_checkpointing: bool) -> int:
-    """The bytes of the activations of one stack."""
-    if stack.is_recurrent:
-        return recurrent_bytes(stack, tokens, 0, gradient_checkpointing)
-    layer = part_cost("block", stack, cross=cross).activations
-    kept = stack.width * stack.layers + layer if gradient_checkpointing else layer * stack.layers
-    return tokens * kept * dtype_bytes
-
-
-def recurrent_bytes(stack: StackConfig, tokens: int, source_length: int, gradient_checkpointing: bool) -> int:
-    """The bytes of the activations of a recurrent stack, whose first layer attends to `source_length` source tokens."""
-    layer = part_cost("block", stack, name="", causal=True, cross=False).activations
-    attention = (source_length + 14) * stack.width if source_length else 0
-    if gradient_checkpointing:
-        return 4 * tokens * (stack.width * stack.layers + layer + attention)
-    return 4 * tokens * (layer * stack.layers + attention)
+def stack_bytes(
+    stack: StackConfig,
+    tokens: int,
+    dtype_bytes: int,
+    gradient_checkpointing: bool,
+    *,
+    source_tokens: int = 0,
+    source_length: int = 0,
+) -> int:
+    """The bytes of the activations of one stack, which attends to `source_tokens`, at most `source_length` at once."""
+    part, cross = find_part("block", stack), source_tokens > 0
+    if part.activations is not None:  # they are float32
+        sizes = (stack, tokens, source_tokens, source_length, gradient_checkpointing)
+        return 4 * part.activations(*sizes, **part.options)
+    cost = part_cost("block", stack, cross=cross, **({} if stack.has_blocks else {"name": "", "causal": True}))
+    kept = stack.width * stack.layers + cost.activations if gradient_checkpointing else cost.activations * stack.layers
+    return dtype_bytes * (tokens * kept + source_tokens * cost.cached_of_source * stack.layers)

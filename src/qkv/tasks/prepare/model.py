@@ -8,9 +8,8 @@ import torch
 
 from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
 from qkv.blocks.back_ends import BackEndConfig
-from qkv.blocks.checks.config import RECURRENT_FIELDS
 from qkv.blocks.front_ends import FrontEndConfig
-from qkv.blocks.parts import PARTS
+from qkv.blocks.parts import PARTS, applies
 from qkv.blocks.words import WordsConfig
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.errors import QkvError, UsageError, suggest_name
@@ -27,7 +26,7 @@ from qkv.train.run.load import load_model
 T = TypeVar("T")
 DEFAULT_WIDTH = 256
 DEFAULT_LAYERS = 4
-DEFAULT_RECURRENT_LAYERS = 2
+DEFAULT_PART_LAYERS = 2
 DEFAULT_DROPOUT = 0.1
 OVERRIDABLE_FIELDS = {
     "dropout",
@@ -40,8 +39,6 @@ OVERRIDABLE_FIELDS = {
     "rotary_scaling",
 }
 """The fields that may be overridden on a trained model, because they do not change the shapes of its weights."""
-TRANSFORMER_FIELDS = {field.name for field in fields(StackConfig)} - RECURRENT_FIELDS
-"""The fields that a recurrent stack does not have. A recipe may keep them when only `model.family` changes."""
 MAX_FINE_TUNING_LR = 5e-4  # Adam's learning rate above which fine-tuning usually forgets; a note says so
 FAMILY_NAMES = {"encoder": "an encoder", "decoder": "a decoder", "seq2seq": "an encoder and a decoder"}
 
@@ -82,12 +79,13 @@ def build_config(recipe: Recipe, requirements: ModelRequirements) -> Config:
             continue
         overrides = _side_overrides(section.overrides, side)
         if stack_part:
-            kept = {name: value for name, value in overrides.items() if name not in TRANSFORMER_FIELDS}
+            # A recipe may keep the keys of a Transformer when only `model.family` changes.
+            kept = {name: value for name, value in overrides.items() if name not in _ignored_keys(recipe)}
             overrides = {"block": stack_part, **kept}
         tokenizer = requirements.tokenizer_for(side, family)
         where = f"model.{side}" if family == "seq2seq" else "model"
         preset = getattr(base, side) if base else None
-        make = recurrent_stack if stack_part else modern_stack
+        make = part_stack if stack_part else modern_stack
         stack = preset if preset is not None else make(overrides, requirements)
         num_ids = max([tokenizer.vocab_size, *(one.ids.stop for one in requirements.back_ends)])
         stacks[side] = override_stack(stack, {"vocab_size": num_ids, **overrides}, where)
@@ -194,8 +192,8 @@ def modern_stack(overrides: Mapping[str, Any], requirements: ModelRequirements) 
     return construct_config(StackConfig, {**defaults, **_parse_rotary_scaling(overrides)}, "model")
 
 
-def recurrent_stack(overrides: Mapping[str, Any], requirements: ModelRequirements) -> StackConfig:
-    """A stack of recurrent layers. The overrides must include `block`.
+def part_stack(overrides: Mapping[str, Any], requirements: ModelRequirements) -> StackConfig:
+    """A stack that is one part, such as recurrent layers. The overrides must include `block`.
 
     The embedding has σ = 1/√C, which suits a tied output matrix, and is multiplied by √C, so that the layers read
     numbers of variance 1.
@@ -203,7 +201,7 @@ def recurrent_stack(overrides: Mapping[str, Any], requirements: ModelRequirement
     defaults = {
         "vocab_size": requirements.tokenizer.vocab_size,
         "width": DEFAULT_WIDTH,
-        "layers": DEFAULT_RECURRENT_LAYERS,
+        "layers": DEFAULT_PART_LAYERS,
         "max_positions": max(requirements.max_length, 1),
         "token_types": 2 if requirements.has_text_pairs else 0,
         "embedding_scale": "sqrt",
@@ -213,17 +211,19 @@ def recurrent_stack(overrides: Mapping[str, Any], requirements: ModelRequirement
     return construct_config(StackConfig, {**defaults, **overrides}, "model")
 
 
-def recurrence_notes(recipe: Recipe) -> list[str]:
-    """A note for the user about keys that a recurrent model ignores."""
-    section = recipe.model
-    if not section.stack_part:
-        return []
+def _ignored_keys(recipe: Recipe) -> list[str]:
+    """The keys of [model] that do not apply to the part that is the whole stack."""
+    section, known = recipe.model, {field.name for field in fields(StackConfig)}
     given = {name for side in ("encoder", "decoder") for name in _side_overrides(section.overrides, side)}
-    ignored = sorted(given & TRANSFORMER_FIELDS)
-    if not ignored:
+    return sorted(name for name in given & known if not applies(name, section.stack_part))
+
+
+def ignored_notes(recipe: Recipe) -> list[str]:
+    """A note for the user about keys that have no effect, because one part replaces the blocks of a Transformer."""
+    if not recipe.model.stack_part or not (ignored := _ignored_keys(recipe)):
         return []
     keys = ", ".join(f"model.{name}" for name in ignored)
-    return [f'model.family = "{section.family}" ignores {keys}, which only Transformers have']
+    return [f'model.family = "{recipe.model.family}" ignores {keys}, which only Transformers have']
 
 
 def default_num_heads(width: int) -> int:
@@ -251,7 +251,7 @@ def override_stack(stack: StackConfig, overrides: Mapping[str, Any], where: str)
         if "heads" not in overrides and overrides["width"] % stack.heads:
             values["heads"] = default_num_heads(overrides["width"])
             values["kv_heads"] = 0
-    if stack.is_recurrent:
+    if not stack.has_blocks:
         values |= {"heads": 0, "kv_heads": 0, "head_dim": 0, "ffn_width": 0}
     if "layers" in overrides:
         sliding = tuple(layer for layer in stack.sliding_window_layers if layer < overrides["layers"])
@@ -315,8 +315,8 @@ def build_head_config(
         values["tags_in_order"] = requirements.tags_in_order
     if kind == "classify" and family == "decoder":
         values["pool"] = "last"  # under a causal mask, only the last token attends to the whole text
-    elif kind == "classify" and stack.is_recurrent:
-        values["pool"] = "mean"  # at the first token, only the backward state has seen the whole text
+    elif kind == "classify" and not stack.has_blocks:
+        values["pool"] = "mean"  # without attention, the first token need not see the whole text: only a backward state
     return construct_config(HeadConfig, {**values, **recipe.model.overrides.get("head", {})}, "model.head")
 
 

@@ -38,8 +38,8 @@ from qkv.tasks.prepare.model import (
     build_config,
     build_network,
     checkpoint_notes,
+    ignored_notes,
     make_words_config,
-    recurrence_notes,
 )
 from qkv.tasks.prepare.sentence_pairs import MAX_PAIRS, MAX_PAIRS_READ, find_reads_sentences
 from qkv.tasks.prepare.sources import (
@@ -164,7 +164,7 @@ def _prepare(
     )
     config = name_task(build_config(recipe, requirements), recipe.objective.kind)
     check_fixed_memory(recipe, config, free_memory)
-    notes += [*recurrence_notes(recipe), *checkpoint_notes(recipe, config, tokenizer)]
+    notes += [*ignored_notes(recipe), *checkpoint_notes(recipe, config, tokenizer)]
     word_vectors = load_word_vectors(recipe.model, config, tokenizer)
     if word_vectors is not None:
         notes.append(word_vectors.describe(tokenizer.vocab_size))

@@ -42,7 +42,7 @@ def may_gain(network: Network, num_tokens: int) -> bool:
     return (
         network.device.type == "cpu"
         and num_tokens >= MIN_TOKENS
-        and not config.is_recurrent
+        and config.has_blocks
         and max(stack.width for stack in config.stacks.values()) >= MIN_WIDTH
         and all(parameter.dtype == torch.float32 for parameter in network.parameters())
         and has_bfloat16_instructions()

@@ -302,7 +302,7 @@ def _fine_tuning_lines(
     if notes is not None and summary.is_given:
         notes.append(chosen.describe_budget(minutes, starter.min_epochs))
     model: list[RecipeLine] = [("from", base_model, "the model to fine-tune; its shape and tokenizer are used")]
-    if not config.is_recurrent:  # by default, only attention matrices get adapters
+    if config.has_blocks:  # by default, only attention matrices get adapters
         model.append(("#lora_rank", 8, "train small adapters instead of all weights; try lr = 1e-3"))
     budget: RecipeLine = ("epochs", chosen.epochs, "passes over the data (or minutes = …, or steps = …)")
     if minutes:

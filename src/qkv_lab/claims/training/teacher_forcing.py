@@ -157,7 +157,7 @@ def count_steps(network: Network, length: int, num_calls: int) -> int:
     """
     steps: list[int] = []
     count = network.output_stack.register_forward_hook(
-        lambda stack, inputs, out: steps.append(inputs[0].shape[1] if network.config.is_recurrent else 1)
+        lambda stack, inputs, out: steps.append(1 if network.config.has_blocks else inputs[0].shape[1])
     )
     cache = network.new_cache(1, length)
     for ids in torch.zeros(1, length, dtype=torch.long).chunk(num_calls, dim=1):
