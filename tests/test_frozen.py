@@ -20,7 +20,7 @@ dropout attention_dropout ffn_dropout drop_path init init_std
 """
 HEAD = """
 kind outputs labels pool dense dense_bias dense_norm tied bias scale logit_cap normalize tags_in_order multi_label
-temperature threshold out_of_scope next_sentence_classes future_tokens dropout
+temperature threshold out_of_scope next_sentence_classes future_tokens one_hot_positions dropout
 """
 CONFIG = """
 encoder decoder head front_ends back_ends share_embeddings pad_token_id decoder_start_token_id eos_token_ids

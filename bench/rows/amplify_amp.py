@@ -29,8 +29,10 @@ kind = "char"
 
 [model]
 width = 128
-layers = 4
+layers = 2
 dropout = 0.3
+embedding_width = 32
+embedding_window = 4
 head = {pool = "mean", dense = "none", dropout = 0.3}
 
 [objective]
@@ -38,8 +40,8 @@ kind = "classification"
 label_smoothing = 0.05
 
 [train]
-epochs = 30
-batch_tokens = 4096
+epochs = 20
+batch_tokens = 2048
 lr = 1e-3
 ema_decay = 0.99
 eval_examples = 700

@@ -25,16 +25,18 @@ kind = "char"
 
 [model]
 width = 128
-layers = 4
+layers = 2
 dropout = 0.3
+embedding_width = 32
+embedding_window = 8
 position = "t5"
 
 [objective]
 kind = "tagging"
 
 [train]
-epochs = 20
-batch_tokens = 4096
+epochs = 14
+batch_tokens = 2048
 lr = 1e-3
 ema_decay = 0.99
 eval_examples = 50
@@ -61,7 +63,7 @@ def run(data: Path, out: Path, seed: int, quick: bool, variant: str) -> dict[str
     if variant.endswith("-pretrained"):
         start = RECIPE.index("[tokenizer]")
         recipe = RECIPE[:start] + RECIPE[RECIPE.index("[objective]") :]
-        changes |= {"model.from": out.parent / f"proteome-{seed}" / "run", "train.lr": 3e-4, "train.epochs": 15}
+        changes |= {"model.from": out.parent / f"proteome-{seed}" / "run", "train.lr": 3e-4, "train.epochs": 10}
     trained = frame.train(recipe, out, changes, seed=seed, quick=quick)
     frame.write_jsonl(out / "predictions.jsonl", encoders.tag(trained.load(), test, "test"))
     _, shared = protein_clusters.nearest(*(["".join(one["tokens"]) for one in part] for part in (known, test)))

@@ -238,6 +238,9 @@ class HeadConfig:
     next_sentence_classes: Annotated[int, Limits(0, 2**24)] = 0
     # lm: outputs for the tokens after the next one, which only training uses (multi-token prediction)
     future_tokens: Annotated[int, Limits(0, 64)] = 0
+    # classify, embed with pool = "mean": the head also reads a vector for each token at each of the first positions, so
+    # that it includes a linear model of one-hot features (blocks/one_hot.py); 0: none
+    one_hot_positions: Annotated[int, Limits(0, 2**16)] = 0
     dropout: Rate = 0.0
 
     def __post_init__(self) -> None:

@@ -17,6 +17,7 @@ from qkv.blocks.dropout import Dropout
 from qkv.blocks.feedforward import ACTIVATIONS
 from qkv.blocks.mask import SequenceLayout
 from qkv.blocks.norm import make_norm
+from qkv.blocks.one_hot import OneHotTable
 
 POOLED_KINDS = ("classify", "choice", "embed")
 """Heads that read one vector per document. All other heads read every token."""
@@ -82,6 +83,9 @@ class Head(nn.Module):
             self.activation = ACTIVATIONS[config.dense]
         self.norm = make_norm(stack, inner) if config.dense_norm else None
         self.dropout = Dropout(config.dropout)
+        self.one_hot = None  # the network calls it, because it reads token ids
+        if config.one_hot_positions:
+            self.one_hot = OneHotTable(config.one_hot_positions, stack.vocab_size, stack.width)
         self.out = None
         if config.kind != "none" and (config.kind != "embed" or config.outputs):
             self.out = nn.Linear(inner, config.outputs, bias=config.bias)
@@ -104,7 +108,10 @@ class Head(nn.Module):
         these positions.
         """
         x = self.transform(x)
-        if self.out is not None:
+        if self.one_hot is not None and self.out is not None:  # variants differ by less than half precision rounds
+            with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
+                x = self.out(x.to(self.out.weight.dtype))
+        elif self.out is not None:
             x = self.out(x.to(self.out.weight.dtype))
         if cap := self.config.logit_cap:
             x = cap * torch.tanh(x / cap)

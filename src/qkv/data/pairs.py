@@ -1,8 +1,8 @@
 """Pairs of texts from single texts with a label or a score, so that embeddings can be learned from such data.
 
 The score of a pair is 1 if both texts have the same label, else 0; or, for texts with scores, 1 minus the difference of
-their scores as a fraction of the range of all scores. The pairs are always the same. They are made after the data is
-split, so a text of the validation data is in no pair of the training data.
+their scores as a fraction of the range of all scores. The first text then has the lower score. The pairs are always the
+same. They are made after the data is split, so a text of the validation data is in no pair of the training data.
 """
 
 from collections import defaultdict
@@ -44,6 +44,8 @@ def pair_records(records: Iterable[Record], by: str, problems: Problems) -> Iter
                 a, b = values[i], values[j]
                 is_number = isinstance(a, float) and isinstance(b, float)
                 score = 1 - abs(a - b) / scale if is_number else float(a == b)  # type: ignore[operator]
+                if is_number and a > b:  # type: ignore[operator]
+                    i, j = j, i
                 fields = {"first": texts[i].fields["first"], "second": texts[j].fields["first"], "score": score}
                 yield Record(fields, texts[i].location)
 

@@ -192,7 +192,10 @@ class Network(nn.Module):
         for kind, payload in inputs.payloads.items():
             vectors = self._front_end(kind)(payload).to(x.dtype)  # (m, C)
             x = x.flatten(0, 1).index_copy(0, payload.rows, vectors).view_as(x)
-        return stack(x, layout, cache, memory, tap, selected=selected, hints=hints), layout, hints
+        x = stack(x, layout, cache, memory, tap, selected=selected, hints=hints)
+        if self.head.one_hot is not None and stack is self.output_stack:
+            x = self.head.one_hot(x, ids, layout.positions)
+        return x, layout, hints
 
     def _front_end(self, kind: str) -> nn.Module:
         if kind not in self.front_ends:

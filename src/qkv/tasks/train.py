@@ -9,6 +9,7 @@ To resume a run, pass its folder to `open_recipe`.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -36,7 +37,7 @@ from qkv.tasks.text_model import TextModel
 from qkv.tasks.watchers import MetricsLog, WatcherGroup
 from qkv.text import Tokenizer
 from qkv.train.adapt import merge_lora
-from qkv.train.head_fit import can_fit_head
+from qkv.train.head_fit import can_fit_head, fit_head
 from qkv.train.loop import StoppedBySignal, fit
 from qkv.train.parallel.shards import gather_network
 from qkv.train.parallel.world import World, init_world
@@ -174,7 +175,7 @@ def train_on_rank(
             micro_batch_tokens=micro_batch_tokens,
             signals=signals,
             initial_network=prepared.build_network if world.is_sharded else None,
-            **plan_start(recipe, prepared.config, network, world),
+            **plan_start(prepared, network, world),
         )
         end = fit(job)
         config = prepared.config
@@ -192,13 +193,23 @@ def train_on_rank(
     return TrainingResult(recipe, config, whole or network, prepared.tokenizer, end, notes, prepared.fields)
 
 
-def plan_start(recipe: Recipe, config: Config, network: Network, world: World) -> dict[str, bool]:
-    """What fine-tuning starts with: fitting a new head, or evaluating a network that was trained for the same task."""
-    if not recipe.model.from_ or world.size > 1:
+def plan_start(prepared: PreparedRun, network: Network, world: World) -> dict[str, Any]:
+    """What a run starts with: fitting a new head, or evaluating a network that was trained for the same task."""
+    recipe = prepared.recipe
+    if world.size > 1:
         return {}
-    if needs_new_head(recipe, config):
-        return {"fit_head": recipe.train.fit_head and can_fit_head(network)}
-    return {"evaluate_first": recipe.train.final == "best"}
+    if recipe.model.from_ and not needs_new_head(recipe, prepared.config):
+        return {"evaluate_first": recipe.train.final == "best"}
+    if recipe.train.fit_head and network.head.one_hot is not None:
+        from qkv.text.residues import describe_residues
+        from qkv.train.one_hot_fit import can_fit_table, fit_table
+
+        tokens = map(prepared.tokenizer.id_to_token, range(prepared.config.stack.vocab_size))
+        if can_fit_table(network, prepared.fields):
+            return {"fit_head": partial(fit_table, properties=describe_residues(tokens))}
+    if recipe.model.from_ and recipe.train.fit_head and can_fit_head(network):
+        return {"fit_head": fit_head}
+    return {}
 
 
 def in_batch_negative_notes(prepared: PreparedRun, data_parallel_size: int) -> list[str]:

@@ -1,7 +1,8 @@
 """Proteins as texts: the letters of residues, the vocabulary of ESM, and what tells a sequence from other texts."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from statistics import fmean, pstdev
 
 from tokenizers import Regex, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
@@ -20,6 +21,45 @@ MIN_SEQUENCE = 8  # a shorter text of capitals may be a word
 MIN_STANDARD = 0.95  # the fraction of the 20 amino acids among the letters of a protein; of English words it is 0.88
 MAX_RESIDUE_TOKENS = 256  # of a vocabulary of residues; larger ones are not looked at
 MIN_LETTERS = 8  # different ones in all texts together; codes have fewer
+
+PROPERTIES = {
+    "A": (1.8, 88.6, 0.0),
+    "C": (2.5, 108.5, 0.68),
+    "D": (-3.5, 111.1, 0.69),
+    "E": (-3.5, 138.4, 0.4),
+    "F": (2.8, 189.9, 0.54),
+    "G": (-0.4, 60.1, 1.0),
+    "H": (-3.2, 153.2, 0.61),
+    "I": (4.5, 166.7, 0.41),
+    "K": (-3.9, 168.6, 0.26),
+    "L": (3.8, 166.7, 0.21),
+    "M": (1.9, 162.9, 0.24),
+    "N": (-3.5, 114.1, 0.65),
+    "P": (-1.6, 112.7, 3.16),
+    "Q": (-3.5, 143.8, 0.39),
+    "R": (-4.5, 173.4, 0.21),
+    "S": (-0.8, 89.0, 0.5),
+    "T": (-0.7, 116.1, 0.66),
+    "V": (4.2, 140.0, 0.61),
+    "W": (-0.9, 227.8, 0.49),
+    "Y": (-1.3, 193.6, 0.53),
+}
+"""Hydropathy (Kyte and Doolittle 1982), volume in Å³ (Zamyatnin 1972), cost in a helix (Pace and Scholtz 1998)."""
+GROUPS = ("KR", "DE", "FWYH", "VIT", "P", "G", "STNQ")
+"""Positive, negative, aromatic, branched at the β carbon, proline, glycine, polar without charge."""
+
+
+def describe_residues(tokens: Iterable[str | None]) -> list[list[float]]:
+    """The properties of each token that is an amino acid, each with mean 0 and variance 1; zeros for other tokens.
+
+    >>> [len(one) for one in describe_residues(["A", "<pad>"])], describe_residues(["<pad>"])[0][0]
+    ([10, 10], 0.0)
+    """
+    columns = [*zip(*(PROPERTIES[residue] for residue in AMINO_ACIDS), strict=True)]
+    columns += [tuple(float(residue in group) for residue in AMINO_ACIDS) for group in GROUPS]
+    scaled = [[(value - fmean(column)) / pstdev(column) for value in column] for column in columns]
+    by_residue = dict(zip(AMINO_ACIDS, map(list, zip(*scaled, strict=True)), strict=True))
+    return [by_residue.get(token or "", [0.0] * len(columns)) for token in tokens]
 
 
 def looks_like_dna(sequence: str) -> bool:

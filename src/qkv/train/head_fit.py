@@ -54,9 +54,9 @@ def fit_head_first(job: Job, run: TrainingRun) -> None:
     """
     if run.is_resumed or not (job.fit_head or job.evaluate_first):
         return
-    if job.fit_head:
+    if job.fit_head is not None:
         clock = Clock(job.recipe.train)
-        job.watcher.on_note(0, fit_head(job, run, clock))
+        job.watcher.on_note(0, job.fit_head(job, run, clock))
         run.progress.seconds, run.progress.cpu_seconds = clock.seconds(), clock.cpu_seconds()
         run.progress.start_fraction = run.fraction_done()
         if run.ema is not None:
@@ -214,11 +214,11 @@ def count_examples(data: SequenceStream) -> int:
     return sum(objective.counts.examples for objective in data.objectives)
 
 
-def padded_stream(data: SequenceStream) -> SequenceStream:
+def padded_stream(data: SequenceStream, batch_tokens: int = BATCH_TOKENS) -> SequenceStream:
     """The same data in larger batches of examples of similar lengths."""
     return SequenceStream(
         dict(zip(data.dataset_names, data.objectives, strict=True)),
-        batch_tokens=max(BATCH_TOKENS, sum(data.max_lengths)),
+        batch_tokens=max(batch_tokens, sum(data.max_lengths)),
         seed=data.seed,
         layout="padded",
         weights=data.weights,

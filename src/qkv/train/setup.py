@@ -58,7 +58,7 @@ class Job:
     invariants: Mapping[str, Any] = field(default_factory=dict)  # values that must not change between start and resume
     notes: Sequence[str] = ()
     initial_network: Callable[[], Network] | None = None  # makes the initial weights for a network on the meta device
-    fit_head: bool = False  # the head is new on a trained network: fit it before the first step
+    fit_head: Callable[["Job", "TrainingRun", Any], str] | None = None  # fits a new head before the first step
     evaluate_first: bool = False  # the network was trained before, so the weights of step 0 may be the best
 
 

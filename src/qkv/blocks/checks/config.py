@@ -138,6 +138,11 @@ def check_head(head: Any) -> None:
         raise ValueError(f"next_sentence_classes is for an mlm head, not {head.kind!r}")
     if head.logit_cap and head.kind not in ("lm", "mlm"):
         raise ValueError(f"logit_cap is for an lm or mlm head, not {head.kind!r}")
+    if head.one_hot_positions and (head.kind not in ("classify", "embed") or head.pool != "mean"):
+        raise ValueError(
+            f'one_hot_positions is for a classify or embed head with pool = "mean", not {head.kind!r} with '
+            f'pool = "{head.pool}"; leave it out'
+        )
     if head.future_tokens and head.kind != "lm":
         raise ValueError(f"future_tokens is for an lm head, not {head.kind!r}")
     if head.multi_label and head.kind != "classify":

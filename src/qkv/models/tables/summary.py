@@ -164,6 +164,8 @@ def _head_parameters(head: HeadConfig, stack: StackConfig) -> int:
     if head.kind != "none":
         total += (0 if head.tied else inner * head.outputs) + (head.outputs if head.bias else 0)
     total += head.future_tokens * linear(stack.width, stack.width, bias=True)
+    if head.one_hot_positions:
+        total += (head.one_hot_positions * stack.vocab_size + 1) * stack.width
     if head.next_sentence_classes:
         total += linear(stack.width, stack.width, bias=True)
         total += linear(stack.width, head.next_sentence_classes, bias=True)

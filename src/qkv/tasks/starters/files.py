@@ -24,6 +24,7 @@ from qkv.tasks.prepare.sources import find_unseen_label, open_files, open_source
 from qkv.tasks.prepare.tokenizer import estimate_chars
 from qkv.tasks.starters.sizes import BYTES_PER_TOKEN
 from qkv.tasks.table import TASKS
+from qkv.text.residues import join_letters
 from qkv.train.recipe.schema import DataSection, ObjectiveSection, Recipe
 
 EXAMPLE_BYTES = 2e7  # the assumed size of the data if the user gives no file
@@ -50,6 +51,7 @@ class FileSummary:
     has_sounds: bool = False
     first: tuple[Record, ...] = ()  # the first records, if they have images or sounds
     mean_chars: float = float("inf")  # mean characters of a text, over the first records
+    num_residues: int = 0  # of the longest protein, if nearly all have the same length, as variants of one have
 
 
 def inspect_files(
@@ -87,6 +89,9 @@ def inspect_files(
         labels = [str(get_nested(one.fields, columns["label"])) for one in records]
         if all(map(is_number, labels)) and any(float(label) % 1 for label in labels):  # measured effects of mutations
             columns = {"score" if name == "label" else name: column for name, column in columns.items()}
+    if modality == "protein":
+        column = columns.get("text") or columns.get("first") or ""
+        found = replace(found, num_residues=find_common_length([one.fields.get(column) for one in records]))
     scores = {"score": "score"} if chosen else columns
     is_pair = kind == "contrastive" and {"second", "score"} <= columns.keys()
     max_score = guess_max_score(data, scores["score"]) if is_pair else 1.0
@@ -103,6 +108,17 @@ def inspect_files(
         num_images, has_sounds = modalities.count("image"), "audio" in modalities
         found = replace(found, num_images=num_images, has_sounds=has_sounds, first=first)
     return replace(found, columns=None if is_same else dict(columns), mean_chars=chars, max_score=max_score)
+
+
+def find_common_length(sequences: Sequence[Any]) -> int:
+    """The length of the longest sequence if at least nine of ten have the same length, else 0.
+
+    >>> find_common_length(["MKT"] * 19 + ["MK"]), find_common_length(["MKT", "MK"])
+    (3, 0)
+    """
+    lengths = [len(join_letters(one).strip()) for one in sequences if isinstance(one, str)]
+    most = max((lengths.count(length) for length in set(lengths)), default=0)
+    return max(lengths) if len(lengths) > 1 and most >= 0.9 * len(lengths) else 0
 
 
 def matched_columns(kind: str, names: Sequence[str]) -> dict[str, str]:

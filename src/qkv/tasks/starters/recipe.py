@@ -30,6 +30,7 @@ from qkv.tasks.starters.sizes import (
     adapt_to_language,
     adapt_to_pairs,
     adapt_to_proteins,
+    adapt_to_variants,
     adapt_to_words,
     choose_fine_tuning,
     choose_size,
@@ -51,6 +52,7 @@ READING_COMMENTS = {
     "modality": "the texts are residues of proteins (text: ordinary text)",
     "records_key": "where in the JSON document the list of records is",
 }
+VARIANT_OBJECTIVES = ("classification", "contrastive")
 MAX_WORDS = 128  # of a sequence, if each word is one token
 SHORT_TEXT_CHARS = 32  # if the mean length of texts is at most this, a small model learns best from characters
 
@@ -112,7 +114,14 @@ def starter_recipe(
     if starter.hashes_words:
         starter, size = replace(starter, max_length=MAX_WORDS), adapt_to_words(size, summary.bytes)
     if is_protein:
-        size = adapt_to_proteins(size, is_encoder=family == "encoder")
+        size = adapt_to_proteins(size, summary.bytes, is_encoder=family == "encoder")
+        if summary.num_residues and starter.objective in VARIANT_OBJECTIVES and not base_model and shape == "modern":
+            size = adapt_to_variants(size, summary.num_residues)
+            if notes is not None:
+                notes.append(
+                    f"nearly all proteins have {summary.num_residues} residues, like variants of one protein, so the "
+                    "head also reads which residue is at which position (model.head.one_hot_positions)"
+                )
         starter = replace(starter, max_length=512, pretrained="", preset="esm2-8m", exportable_preset="esm2-8m")
     sections = {
         "": [("run", run or f"runs/{task}", "folder of the run, which becomes the model's folder")],
@@ -222,7 +231,10 @@ def _model_lines(starter: Starter, size: StarterSize, shape: StarterShape) -> li
             ("embedding_width", size.embedding_width, "size of the vector of a token, before a projection"),
             ("embedding_window", size.embedding_window, "neighbours on each side that this projection reads, too"),
         ]
-    if starter.is_small:
+    if positions := size.one_hot_positions:
+        head = {"pool": "mean", "dense": "none", "one_hot_positions": positions, "dropout": 0.0}
+        sizes.append(("head", head, "a linear layer on the mean of all tokens and of one-hot features"))
+    elif starter.is_small:
         head = {"pool": "mean", "dense": "none", "dropout": size.dropout}
         sizes.append(("head", head, "a linear layer on the mean of all tokens (BERT: first token, dense layer)"))
     if starter.hashes_words:

@@ -74,6 +74,7 @@ class StarterSize:
     optimizer: str = ""  # empty: the default of `train.optimizer`
     embedding_width: int = 0  # 0: the width of the model
     embedding_window: int = 0  # neighbours on each side that the embedding of a token reads
+    one_hot_positions: int = 0  # of the one-hot table of a head
 
 
 @dataclass(frozen=True)
@@ -217,15 +218,27 @@ def adapt_to_words(size: StarterSize, data_bytes: float) -> StarterSize:
     )
 
 
-def adapt_to_proteins(size: StarterSize, *, is_encoder: bool = True) -> StarterSize:
+def adapt_to_proteins(size: StarterSize, data_bytes: float, *, is_encoder: bool = True) -> StarterSize:
     """The size for proteins: a token is a single residue, so an encoder reads it together with its neighbours.
 
-    >>> size = adapt_to_proteins(adapt_to_classification(choose_size(1e5, Machine(2, 24e9)), 1e5))
+    >>> size = adapt_to_proteins(choose_size(1e5, Machine(2, 24e9)), 1e5)
     >>> size.layers, size.embedding_window
-    (4, 8)
+    (2, 8)
     """
-    size = replace(size, layers=max(size.layers, 4), dropout=min(size.dropout, 0.2), batch_tokens=4096)
+    if not is_encoder or find_data_size(data_bytes) is not DATA_SIZES[0]:
+        size = replace(size, layers=max(size.layers, 4), dropout=min(size.dropout, 0.2), batch_tokens=4096)
+    else:
+        size = replace(size, width=128, layers=2, dropout=min(size.dropout, 0.3), lr=1e-3, batch_tokens=2048)
     return replace(size, embedding_width=32, embedding_window=8) if is_encoder else size
+
+
+def adapt_to_variants(size: StarterSize, num_residues: int) -> StarterSize:
+    """The size for variants of one protein: the head also reads which residue is at which position.
+
+    >>> adapt_to_variants(choose_size(1e5, Machine(2, 24e9)), 150).one_hot_positions
+    152
+    """
+    return replace(size, dropout=0.1, valid_fraction=0.05, ema_decay=0.99, one_hot_positions=num_residues + 2)
 
 
 @dataclass(frozen=True)
