@@ -71,6 +71,18 @@ def test_init_recognises_proteins(task, name, columns, files):
     assert recipe["tokenizer"] == {"kind": "char"}
 
 
+@pytest.mark.parametrize("task", ["classify", "embed"])
+def test_variants_of_one_protein_are_recognised_by_their_length(task, files, tmp_path):
+    """Proteins of different lengths are the control."""
+    path, notes = tmp_path / "variants.csv", []
+    path.write_text("sequence,score\n" + "".join(f"{'MKTAYIAKQRQISFVKSH'[:17]}{one},0.5\n" for one in AMINO_ACIDS))
+    recipe = tomllib.loads(starter_recipe(task, [str(path)], notes=notes))
+    assert recipe["model"]["head"]["one_hot_positions"] == 20
+    assert "nearly all proteins have 18 residues" in " ".join(notes)
+    others = tomllib.loads(starter_recipe(task, [str(files / "mutants.csv")]))
+    assert "one_hot_positions" not in others["model"].get("head", {})
+
+
 def test_the_modality_is_said_and_can_be_chosen(files, tmp_path, run_qkv, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = run_qkv(["init", "classify", str(files / "peptides.csv")])
