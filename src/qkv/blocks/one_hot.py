@@ -34,4 +34,5 @@ class OneHotTable(nn.Module):
     def forward(self, x: Tensor, ids: Tensor, positions: Tensor) -> Tensor:
         """Hidden states (B, T, C), ids (B, T), positions (B, T) or (1, T) → (B, T, C)."""
         rows, has_row = self.rows(ids, positions)
-        return self.gain * x + self.table(rows) * has_row[:, :, None]
+        out: Tensor = self.gain * x + self.table(rows) * has_row[:, :, None]
+        return out
