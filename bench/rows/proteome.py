@@ -38,8 +38,8 @@ mask_prob = 0.15
 [train]
 cpu_minutes = 20
 batch_tokens = 4096
-lr = 2e-3
-optimizer = "adamw"
+lr = 5e-3
+optimizer = "muon"
 keep_checkpoints = 1
 """
 

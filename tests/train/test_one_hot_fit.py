@@ -15,7 +15,7 @@ from qkv.blocks.one_hot import OneHotTable
 from qkv.tasks.train import train
 from qkv.text.residues import AMINO_ACIDS, describe_residues
 from qkv.train import one_hot_fit
-from qkv.train.one_hot_fit import Features, Table
+from qkv.train.one_hot_fit import Features, EffectTable
 from qkv.train.recipe import recipe_file
 
 RESIDUES = 10
@@ -112,7 +112,7 @@ def test_an_embedding_turns_with_the_score(variants: Path) -> None:
 def test_the_effects_of_alike_residues_are_alike_with_properties_only() -> None:
     """A gradient that raises the effect of L raises that of I, too, unless the scale of the properties is 0."""
     tokens = [*AMINO_ACIDS, "<pad>"]
-    table = Table(OneHotTable(2, 21, 4), 1, torch.tensor(describe_residues(tokens)), 1.0)
+    table = EffectTable(OneHotTable(2, 21, 4), 1, torch.tensor(describe_residues(tokens)), 1.0)
     changed = []
     for scale in (0.0, 0.6):
         table.use_properties(scale)

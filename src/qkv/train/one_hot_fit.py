@@ -66,7 +66,7 @@ def can_fit_table(network: Network, fields: Collection[str]) -> bool:
     return is_plain and (head.config.kind == "classify" or "score" in fields)
 
 
-class Table:
+class EffectTable:
     """What is fitted: numbers of each document from one-hot features, (E, K)."""
 
     def __init__(self, module: OneHotTable, outputs: int, properties: Tensor, target_scale: float) -> None:
@@ -139,7 +139,7 @@ class TablePass:
 
     label_smoothing = 0.0
 
-    def __init__(self, batch: Batch, network: Network, table: Table, length: float, options: Any) -> None:
+    def __init__(self, batch: Batch, network: Network, table: EffectTable, length: float, options: Any) -> None:
         module = network.head.one_hot
         assert module is not None
         labelled = make_labelled_batch(batch, network.device)
@@ -178,7 +178,7 @@ def fit_table(job: Job, run: TrainingRun, clock: Clock, properties: Sequence[Seq
     scale = float(scores[scores.isfinite()].double().std()) if is_number and scores.isfinite().sum() > 1 else 1.0
     length = sum(one.num_tokens for one in batches) / sum(map(count_documents, batches))
     outputs = 1 if head.out is None else head.config.outputs
-    table = Table(module, outputs, torch.tensor(properties, device=network.device), scale or 1.0)
+    table = EffectTable(module, outputs, torch.tensor(properties, device=network.device), scale or 1.0)
     training = [TablePass(one, network, table, length, job.recipe.objective) for one in batches]
     table.mean = mean_features(training, len(table.mean))
     found = choose_fit(table, training, clock)
@@ -219,7 +219,7 @@ def mean_features(passes: list[TablePass], rows: int) -> Tensor:
     return (total / sum(len(side.rows) for side in sides)).float()
 
 
-def choose_fit(table: Table, passes: list[TablePass], clock: Clock) -> str | None:
+def choose_fit(table: EffectTable, passes: list[TablePass], clock: Clock) -> str | None:
     """Choose the scale of the properties and the weight decay by cross-validation, and fit the table to all examples.
 
     Return a description; None if a constant is as good.
@@ -264,7 +264,7 @@ def score(passes: list[TablePass]) -> float:
 
 
 @torch.no_grad()
-def center(table: Table, training: list[TablePass]) -> None:
+def center(table: EffectTable, training: list[TablePass]) -> None:
     """Start the bias of a number at the mean of the scores."""
     scores = torch.cat(
         [one.labels["scores"].flatten() for one in training if "scores" in one.labels] or [torch.zeros(1)]
@@ -274,7 +274,7 @@ def center(table: Table, training: list[TablePass]) -> None:
 
 
 @torch.no_grad()
-def write_table(network: Network, table: Table, length: float) -> None:
+def write_table(network: Network, table: EffectTable, length: float) -> None:
     """Copy the effects to the head's table, and let the head read nothing else."""
     head = network.head
     module = head.one_hot
