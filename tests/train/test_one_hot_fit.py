@@ -15,7 +15,7 @@ from qkv.blocks.one_hot import OneHotTable
 from qkv.tasks.train import train
 from qkv.text.residues import AMINO_ACIDS, describe_residues
 from qkv.train import one_hot_fit
-from qkv.train.one_hot_fit import Features, EffectTable
+from qkv.train.one_hot_fit import EffectTable, Features
 from qkv.train.recipe import recipe_file
 
 RESIDUES = 10
