@@ -17,7 +17,6 @@ from qkv.blocks.dropout import Dropout
 from qkv.blocks.feedforward import ACTIVATIONS
 from qkv.blocks.mask import SequenceLayout
 from qkv.blocks.norm import make_norm
-from qkv.blocks.one_hot import OneHotTable
 
 POOLED_KINDS = ("classify", "choice", "embed")
 """Heads that read one vector per document. All other heads read every token."""
@@ -85,6 +84,8 @@ class Head(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.one_hot = None  # the network calls it, because it reads token ids
         if config.one_hot_positions:
+            from qkv.blocks.one_hot import OneHotTable
+
             self.one_hot = OneHotTable(config.one_hot_positions, stack.vocab_size, stack.width)
         self.out = None
         if config.kind != "none" and (config.kind != "embed" or config.outputs):
