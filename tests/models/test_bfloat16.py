@@ -79,10 +79,21 @@ def test_only_amx_is_tried(
         calls.append(command)
         return subprocess.CompletedProcess(command, 0 if runs else -4)
 
+    monkeypatch.delenv(half.ISA_VARIABLE, raising=False)
     monkeypatch.setattr(half, "cpu_flags", lambda: set(flags.split()))
     monkeypatch.setattr(subprocess, "run", run)
     assert half.has_bfloat16_instructions() == expected
     assert bool(calls) == tried
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [("AVX2", False), ("avx512_core", False), ("AVX512_CORE_BF16", True), ("AVX512_CORE_AMX", True), ("ALL", True)],
+)
+def test_a_limit_of_onednn_without_bfloat16_counts(limit: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(half.ISA_VARIABLE, limit)
+    monkeypatch.setattr(half, "cpu_flags", lambda: {"avx512_bf16"})
+    assert half.has_bfloat16_instructions() == expected
 
 
 def test_a_copy_shares_nothing_and_keeps_tied_weights_tied() -> None:

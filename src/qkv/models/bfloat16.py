@@ -15,6 +15,8 @@ from qkv.models.network import Network
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 """The environment variable that limits oneDNN's instruction set. torch reads it at the first use of oneDNN."""
 WITHOUT_AMX = "AVX512_CORE_BF16"
+LIMITS_WITHOUT_BFLOAT16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI"}
+"""The values of the variable with which oneDNN does not use instructions for bfloat16, although the processor may."""
 FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 """The names of instructions for bfloat16 in /proc/cpuinfo: AVX-512, AMX, and ARM's."""
 _PROBE = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); raise SystemExit(float((x @ x)[0, 0]) != 64.0)"
@@ -37,7 +39,9 @@ def supports_bfloat16() -> bool:
 
 
 def has_bfloat16_instructions() -> bool:
-    """Whether the processor has instructions for bfloat16, and they work. Others emulate it, which is slow."""
+    """Whether oneDNN uses instructions for bfloat16, and they work. Other processors emulate it, which is slow."""
+    if os.environ.get(ISA_VARIABLE, "").upper() in LIMITS_WITHOUT_BFLOAT16:
+        return False
     return bool(cpu_flags() & FLAGS) and supports_bfloat16()
 
 

@@ -39,7 +39,7 @@ def choose_precision(
     batch = probe_batch(next(iter(Loader(data))), parameters)
     seconds = {"float32": float("inf"), "bfloat16": float("inf")}
     with torch.random.fork_rng(devices=[]):
-        for _ in range(3):  # the first pass warms up
+        for _ in range(4):  # the first pass warms up
             for precision in seconds:
                 seconds[precision] = min(seconds[precision], time_pass(module, section, precision, batch))
     speedup = seconds["float32"] / seconds["bfloat16"]
