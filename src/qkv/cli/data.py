@@ -127,7 +127,7 @@ def show_builtin(name: str, split: str, count: int, picture: Path | None, json: 
 
 def show_field(value: Any) -> str:
     """A value of an example as text."""
-    return f"an image file of {len(value):,} bytes" if isinstance(value, bytes) else str(value)
+    return f"a file of {len(value):,} bytes" if isinstance(value, bytes) else str(value)
 
 
 def parse_files(arguments: Sequence[str]) -> list[str] | dict[str, str]:

@@ -6,6 +6,7 @@ The channels of a file are averaged. The samples are resampled to the rate of th
 import io
 import math
 import os
+import wave
 from collections.abc import Iterator
 from functools import lru_cache
 from os import PathLike
@@ -166,5 +167,7 @@ def open_named_sound(path: str, version: int) -> Any:
 def write_wav(samples: np.ndarray, rate: int) -> bytes:
     """16-bit samples of one channel as the bytes of a WAV file."""
     buffer = io.BytesIO()
-    import_soundfile().write(buffer, samples, rate, "PCM_16", format="WAV")
+    with wave.open(buffer, "wb") as file:
+        file.setparams((1, 2, rate, len(samples), "NONE", ""))
+        file.writeframes(samples.astype("<i2").tobytes())
     return buffer.getvalue()

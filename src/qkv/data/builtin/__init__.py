@@ -19,6 +19,7 @@ DATASETS = OpenTable[type[BuiltinDataset]](
         "scenes": "qkv.data.builtin.scenes:Scenes",
         "scene-pairs": "qkv.data.builtin.scenes:ScenePairs",
         "scene-objects": "qkv.data.builtin.scenes:SceneObjects",
+        "spoken-digits": "qkv.data.builtin.spoken_digits:SpokenDigits",
         "scene-drawings": "qkv.data.builtin.scenes:SceneDrawings",
     },
 )
