@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help quickstart test mutants lint format types bench lab coverage dist clean
+.PHONY: help quickstart test mutants lint format types bench lab coverage docs dist clean
 
 help:            ## list the targets
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ —/'
@@ -65,9 +65,13 @@ lab: $(VENV)/.core             ## run all claims of the lab (hours on two cores)
 	$(BIN)/qkv lab --all --again --out docs/lab/results
 	$(BIN)/qkv lab --book docs/lab
 
+docs: $(VENV)/.dev             ## build the site from the pages and the code; open site/index.html
+	$(PIP) --editable '.[docs]'
+	$(BIN)/python docs/build_site.py
+
 dist: $(VENV)/.dev             ## build the sdist and the wheel, twice, and check what they contain
 	$(PIP) 'setuptools>=77'
 	$(BIN)/python release/dist.py
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -330,4 +330,4 @@ def test_readme_lists_every_extra() -> None:
     table = (ROOT / "README.md").read_text(encoding="utf-8").split("| extra | adds |")[1].split("\n\n")[0]
     cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     listed = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
-    assert listed == set(project["optional-dependencies"]) - {"test", "dev"}
+    assert listed == set(project["optional-dependencies"]) - {"test", "dev", "docs"}

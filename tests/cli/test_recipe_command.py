@@ -1,20 +1,17 @@
 """`qkv recipe`: the check of a recipe, and the JSON schema that editors read."""
 
 import json
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from recipe_schema import render_schema
 
 from qkv.cli.recipe import schema_text
 from qkv.train.recipe.recipe_file import builtin_recipes, find_recipe, to_toml
 from qkv.train.recipe.schema import Recipe
 from qkv.train.recipe.table import SECTION_KEYS
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
-from recipe_schema import render_schema
 
 
 def test_the_file_of_the_package_is_that_of_the_code() -> None:
