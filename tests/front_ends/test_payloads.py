@@ -17,8 +17,8 @@ from qkv.data.encode.payloads import EncodePayloads
 from qkv.data.load.batch import Batch
 from qkv.data.load.loader import Loader
 from qkv.data.objectives import IGNORE_INDEX, Objective
-from qkv.data.objectives.causal_lm import PayloadLMObjective
 from qkv.data.objectives.classification import ClassificationObjective
+from qkv.data.objectives.payload_lm import PayloadLMObjective
 from qkv.data.objectives.seq2seq import Seq2SeqObjective
 from qkv.data.stream.random_bits import EpochRng
 from qkv.data.stream.sequences import SequenceStream
@@ -44,7 +44,7 @@ def objective(name: str, examples: object, format: SquareFiles, **options: objec
         options = {"max_length": 160, "max_source_length": 32, "source_payloads": {"source": format}, **options}
         return Seq2SeqObjective(examples, tokenizer(), **options)
     if name == "causal_lm":
-        return PayloadLMObjective(examples, tokenizer(), field="image", format=format, **{"max_length": 160, **options})
+        return PayloadLMObjective(examples, tokenizer(), formats={"image": format}, **{"max_length": 160, **options})
     return ClassificationObjective(
         examples, tokenizer(), first_format=format, num_classes=3, **{"max_length": 32, **options}
     )

@@ -45,13 +45,14 @@ def write_pictures(folder: Path) -> None:
             (folder / f"{name}{number}.png").write_bytes(colour_file(colour, seed=number))
 
 
-def train(folder: Path, kind: str, rows: list[str], steps: int = 80) -> qkv.Model:
+def train(folder: Path, kind: str, rows: list[str], steps: int = 80, family: str = "seq2seq") -> qkv.Model:
     write_pictures(folder)
     (folder / "data.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
-    data = f'[data]\ntrain = "{folder}/data.tsv"\nvalid_fraction = 0.2\nmax_length = 16\ncache_dir = "{folder}/cache"\n'
+    data = f'[data]\ntrain = "{folder}/data.tsv"\nvalid_fraction = 0.2\nmax_length = 24\ncache_dir = "{folder}/cache"\n'
+    trained = TRAIN.format(steps=steps).replace("[model]", f'[model]\nfamily = "{family}"')
     objective = f'[objective]\nkind = "{kind}"\n'
     recipe = folder / "recipe.toml"
-    recipe.write_text(f'run = "{folder}/run"\n{data}{TRAIN.format(steps=steps)}{objective}', encoding="utf-8")
+    recipe.write_text(f'run = "{folder}/run"\n{data}{trained}{objective}', encoding="utf-8")
     qkv.train(recipe)
     return qkv.load(folder / "run")
 
@@ -105,6 +106,48 @@ def test_a_model_answers_questions_about_two_images(answerer: tuple[Path, qkv.Mo
     assert run_qkv(["run", str(folder / "run"), line]).out.strip() in {"first", "second"}
     evaluation = model.evaluate(str(folder / "data.tsv"), limit=20)
     assert evaluation.metrics["exact_match"] > 0.3
+
+
+@pytest.fixture(scope="module")
+def one_decoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, qkv.Model]:
+    """Patches and tokens in one sequence."""
+    folder = tmp_path_factory.mktemp("decoder")
+    rows = ["image\tquestion\tanswer"]
+    rows += [f"{name}{number}.png\twhich ?\t{name}" for number in range(8) for name in COLOURS]
+    return folder, train(folder, "visual_questions", rows, steps=60, family="decoder")
+
+
+def test_one_decoder_reads_patches_and_tokens_in_one_sequence(one_decoder: tuple[Path, qkv.Model]) -> None:
+    folder, model = one_decoder
+    assert (model.config.family, model.config.task) == ("decoder", "ask")
+    red, blue = folder / "red5.png", folder / "blue6.png"
+    assert [one.text for one in model.ask([red, blue], "which ?")] == ["red", "blue"]
+    assert model.evaluate(str(folder / "data.tsv")).metrics["exact_match"] == 1.0
+    prompts = TASKS["ask"].make_prompts(
+        model.find_model(TASKS["ask"]), [((red, blue), "which ?"), ((blue, red), "which ?")]
+    )
+    assert prompts[0].positions == [0, *[1] * 4, *[2] * 4, 3, 4, 5], "BOS, two images, the question and EOS"
+    with torch.no_grad():
+        one, other = (model.network(prompt.inputs)[0, -1] for prompt in prompts)
+    assert (one - other).abs().max() > 0.01, "the order of the images matters"
+
+
+def test_a_server_answers_questions_about_two_images(answerer: tuple[Path, qkv.Model]) -> None:
+    serving = pytest.importorskip("serving", reason="starlette is not installed")
+    folder, model = answerer
+    red, blue = (
+        "data:image/png;base64," + base64.b64encode((folder / f"{name}3.png").read_bytes()).decode()
+        for name in ("red", "blue")
+    )
+    with serving.client({"answerer": model}, gather_seconds=0.0) as server:
+        asked = {"image": red, "second_image": [blue, red], "question": "which is blue ?"}
+        found = server.post("/ask", json=asked).json()["results"]
+        expected = model.ask(
+            [(folder / "red3.png", folder / f"{name}3.png") for name in ("blue", "red")], "which is blue ?"
+        )
+        assert [one["text"] for one in found] == [one.text for one in expected]
+        refused = server.post("/ask", json={**asked, "second_image": "red.png"})
+        assert "send it as a data URL" in refused.text
 
 
 def test_a_server_reads_images_as_data_urls_only(describer: tuple[Path, qkv.Model]) -> None:

@@ -59,6 +59,7 @@ class Task(ABC):
     batch_size: ClassVar[int] = 32  # of texts, by default
     evaluation_batch_size: ClassVar[int] = 32
     max_samples: ClassVar[int] = 5  # predictions that an evaluation shows, by default
+    more_inputs: ClassVar[tuple[str, ...]] = ()  # further inputs that a request may have
     generates: ClassVar[bool] = False  # the model generates text
     modalities: ClassVar[tuple[str, ...]] = ()  # what models read that were trained for it elsewhere
     reads_documents: ClassVar[bool] = False  # it is evaluated on the tokens of running text
@@ -179,6 +180,10 @@ class Task(ABC):
             if not isinstance(value, str) and (problem := MODALITIES[modality].check(value)):
                 other = "an array of samples" if modality == "audio" else "a Pillow image"
                 raise UsageError(f"{modality} {number} {problem}; give a path, the bytes of a file, or {other}")
+
+    def join_inputs(self, values: tuple[Any, ...]) -> Any:
+        """The input that a request has as values of `parameters`, and of `more_inputs` if they are given."""
+        return values
 
     def map_payloads(self, value: Any, function: Callable[[Any], Any]) -> Any:
         """An input with `function` of each of its images or sounds. A server calls it for models that read them."""

@@ -12,13 +12,10 @@ from qkv.data.cache.examples import EncodedExamples
 from qkv.data.cache.writer import RecordEncoder
 from qkv.data.encode.chat import EncodeChat
 from qkv.data.encode.payloads import EncodePayloads
-from qkv.data.objectives.base import IGNORE_INDEX, FlatExamples, TooLongPolicy, check_length
-from qkv.data.objectives.record_objective import RecordObjective
+from qkv.data.objectives.base import IGNORE_INDEX, FlatExamples, Objective, TooLongPolicy, check_length
 from qkv.data.objectives.table import ANY_LENGTH, TEXT_FIELD, ObjectiveSetup, ObjectiveSpec, RecordField, RequiredTokens
-from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.objectives.windows import WindowObjective, encode_documents
-from qkv.data.payloads import PayloadField, PayloadFormat, PayloadSlot
-from qkv.data.ragged import IntArray, ragged_index, ragged_join, ragged_starts
+from qkv.data.ragged import IntArray, ragged_index, ragged_starts
 from qkv.data.stream.random_bits import EpochRng
 from qkv.text import Tokenizer
 
@@ -72,63 +69,6 @@ class CausalLMObjective(WindowObjective):
         return FlatExamples(count, tokens[inputs], {"tokens": labels})
 
 
-class PayloadLMObjective(RecordObjective):
-    """Next-token prediction over records with a payload and a text (`ids`), such as an image and its caption.
-
-    A sequence is BOS, the placeholders of the payload, the text and EOS. Only the text is predicted. All placeholders
-    have the same position, so the tokens of a payload attend to each other in both directions.
-    """
-
-    name = "causal_lm"
-
-    def __init__(
-        self,
-        examples: EncodedExamples,
-        tokenizer: Tokenizer,
-        *,
-        field: str,
-        format: PayloadFormat,
-        max_length: int,
-        too_long: TooLongPolicy = "error",
-    ):
-        super().__init__(examples, tokenizer, "ids", field)
-        special = tokenizer.special_tokens
-        bos = special.bos if special.bos is not None else special.eos
-        self.template = SpecialTokenTemplate(
-            () if bos is None else (bos,), (), () if special.eos is None else (special.eos,)
-        )
-        self.payload_field, self.payloads = PayloadField(examples, field, format), (PayloadSlot(format),)
-        self.too_long = too_long
-        self.max_lengths = (max_length,)
-        # No token follows the last one, so it is not an input.
-        self.num_special_tokens = self.template.num_special_tokens() - 1
-        self.payload_field.check_lengths("max_length", max_length, too_long, self.num_special_tokens + 1)
-        self.count_records()
-
-    def required_lengths(self, examples: IntArray | slice) -> IntArray:
-        """The number of inputs of each record: (n, 1)."""
-        lengths: IntArray = self.field_lengths("ids", examples) + self.payload_field.lengths[examples]
-        return lengths[:, None] + self.num_special_tokens
-
-    def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
-        """Payloads and texts, with the next token of the text as the label."""
-        count = np.minimum(self.required_lengths(examples)[:, 0], self.max_lengths[0])
-        texts = self.gather_first("ids", examples, self.field_lengths("ids", examples))
-        placeholders = self.payload_field.placeholders(examples, self.pad_token_id)
-        num_placeholders, first = placeholders[1], len(self.template.prefix)
-        tokens, whole = self.template.add_special_tokens(ragged_join([placeholders, texts]))
-        inputs = ragged_index(ragged_starts(whole), count)
-        index = ragged_index(np.zeros_like(count), count)  # of each input in its sequence
-        num_prompt = np.repeat(first + num_placeholders, count)  # BOS and placeholders of its sequence
-        return FlatExamples(
-            count,
-            tokens[inputs],
-            {"tokens": np.where(index + 1 >= num_prompt, tokens[inputs + 1], IGNORE_INDEX)},
-            positions=np.where(index < num_prompt, np.minimum(index, first), index - num_prompt + first + 1),
-            payloads=[self.payload_field.read(examples, rng, count, first)],
-        )
-
-
 def slice_with_bos_eos(
     examples: EncodedExamples,
     field: str,
@@ -168,11 +108,12 @@ def make_encoder(setup: ObjectiveSetup) -> RecordEncoder:
     return EncodePayloads(texts, payloads) if payloads else texts
 
 
-def make_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> CausalLMObjective | PayloadLMObjective:
+def make_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> Objective:
     """Documents or chats. In a chat only the answers are predicted, and the template already adds special tokens."""
-    for field, format in setup.payloads.items():
-        kwargs = {**setup.sequence_kwargs, "too_long": "error" if setup.too_long == "split" else setup.too_long}
-        return PayloadLMObjective(encoded, setup.tokenizer, field=field, format=format, **kwargs)
+    if setup.payloads:
+        from qkv.data.objectives.payload_lm import make_interleaved
+
+        return make_interleaved(setup, encoded)
     is_chat = "messages" in setup.fields
     options: dict[str, Any] = {"add_bos_eos": setup.options.add_bos_eos}
     if is_chat:

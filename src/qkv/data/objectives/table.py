@@ -64,6 +64,7 @@ class ObjectiveSetup:
     max_score: float = 1.0  # scores are divided by this number
     payloads: Mapping[str, PayloadFormat] = field(default_factory=dict)  # by the field of the records
     codec: Any = None  # the back end whose codes are the targets
+    family: str = ""  # of the model
 
     def for_evaluation(self) -> "ObjectiveSetup":
         """The setup for validation data: payloads are not augmented."""

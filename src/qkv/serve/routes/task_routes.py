@@ -40,6 +40,7 @@ def make_endpoint(task: Task) -> Endpoint:
     """The endpoint of a task. The types of its request and response are made from the task's options and results."""
     kind = Words if task.reads_words else Pairs if task.accepts_pairs else Texts
     inputs: list[Any] = [(name, Texts if task.needs_all_inputs else kind) for name in task.parameters]
+    inputs += [(name, Texts | None, field(default=None)) for name in task.more_inputs]
     options: list[Any] = [
         (option.name, option.type, field(default_factory=lambda value=option.default: value))  # type: ignore[misc]
         for option in find_fields(task.Options)
@@ -103,18 +104,18 @@ def read_payload(number: int, text: Any) -> bytes:
 
 def read_inputs(task: Task, body: Any) -> list[Any]:
     """The texts of a request, as the call of the model takes them. A single text is used for all others."""
-    sides = [listed(getattr(body, name)) for name in task.parameters]
+    names = [*task.parameters, *(name for name in task.more_inputs if getattr(body, name) is not None)]
+    sides = [listed(getattr(body, name)) for name in names]
     if len(sides) == 1:
         return [tuple(text) if isinstance(text, list) else text for text in sides[0]]
     count = max(map(len, sides))
     sides = [
-        side * count if isinstance(getattr(body, name), str) else side
-        for name, side in zip(task.parameters, sides, strict=True)
+        side * count if isinstance(getattr(body, name), str) else side for name, side in zip(names, sides, strict=True)
     ]
     if len(set(map(len, sides))) > 1:
-        counts = " for ".join(f"{len(side)} {name}s" for name, side in zip(task.parameters, sides, strict=True))
+        counts = " for ".join(f"{len(side)} {name}s" for name, side in zip(names, sides, strict=True))
         raise ApiError(400, f"{counts}; send the same number of each")
-    return list(zip(*sides, strict=True))
+    return [task.join_inputs(values) for values in zip(*sides, strict=True)]
 
 
 def check_limits(task: Task, call: Call, options: dict[str, Any]) -> None:

@@ -186,6 +186,7 @@ def _prepare(
         max_score=data.max_score,
         payloads=payloads,
         codec=codec,
+        family=config.family,
     )
     reader = _ExampleReader(recipe, setup, config, root, progress)
     problems = Problems(data.max_invalid_fraction)

@@ -47,12 +47,20 @@ def make_item(format: PayloadFormat, value: Any, where: str) -> PayloadItem:
 def make_prompt(tokenizer: Tokenizer, config: Config, values: Sequence[Any], text: str = "", where: str = "") -> Prompt:
     """The input of a model of images or sounds, which is laid out as in training: the values, then the text."""
     format = find_format(config)
-    is_source = config.family == "seq2seq"
-    template = (SpecialTokenTemplate.for_source if is_source else SpecialTokenTemplate.from_tokenizer)(tokenizer)
+    special, writes = tokenizer.special_tokens, config.family == "decoder" and config.head.kind == "lm"
+    if writes:  # as in `PayloadLMObjective`
+        first, last = special.eos if special.bos is None else special.bos, special.eos if text else None
+        prefix, suffix = (() if token is None else (token,) for token in (first, last))
+        template = SpecialTokenTemplate(prefix, (), suffix)
+    elif config.family == "seq2seq":
+        template = SpecialTokenTemplate.for_source(tokenizer)
+    else:
+        template = SpecialTokenTemplate.from_tokenizer(tokenizer)
     where = where or f"the {next(iter(describe_front_ends(config)))}"
     items = [make_item(format, value, where) for value in values]
     ids = tokenizer.encode(text, add_special_tokens=False) if text else []
-    return join_parts([template.prefix, *items, ids, template.suffix], tokenizer.special_tokens.pad or 0)
+    parts: list[Sequence[int] | PayloadItem] = [template.prefix, *items, ids, template.suffix]
+    return join_parts(parts, special.pad or 0, share_positions=writes)
 
 
 def encode_input(tokenizer: Tokenizer, config: Config, value: Any) -> Prompt:
@@ -83,7 +91,9 @@ def compute_payload_outputs(model: TextModel, values: Sequence[Any], pooling: st
     return torch.stack(outputs)
 
 
-def join_parts(parts: Sequence[Sequence[int] | PayloadItem], placeholder_id: int = 0) -> Prompt:
-    """A sequence of ids, images and sounds for an encoder, in which every placeholder has a position of its own."""
+def join_parts(
+    parts: Sequence[Sequence[int] | PayloadItem], placeholder_id: int = 0, *, share_positions: bool = False
+) -> Prompt:
+    """A sequence of ids, images and sounds. For an encoder, every placeholder has a position of its own."""
     made = [part if isinstance(part, PayloadItem) else list(part) for part in parts]
-    return Prompt(Inputs.from_parts(made, placeholder_id=placeholder_id, share_positions=False))
+    return Prompt(Inputs.from_parts(made, placeholder_id=placeholder_id, share_positions=share_positions))

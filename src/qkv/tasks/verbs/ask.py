@@ -42,7 +42,7 @@ class AskTask(ImageToText):
     title = "Answer"
     objective = "visual_questions"
     inputs, target = ("image", "question"), "answer"
-    needs_all_inputs = True
+    needs_all_inputs, more_inputs = True, ("second_image",)
     example_inputs = ("picture.png", "your question")
     scorers = (ImageAnswerScorer,)
     example_data = "a table with the columns image (paths of files), question and answer, and perhaps second_image"
@@ -64,8 +64,12 @@ class AskTask(ImageToText):
         return (tuple(images) if len(images) > 1 else images[0] if images else "", question)
 
     def map_payloads(self, value: Any, function: Callable[[Any], Any]) -> Any:
-        image, question = value
-        return function(image), question
+        images, question = self.split_input(value)
+        return tuple(map(function, images)), question
+
+    def join_inputs(self, values: tuple[Any, ...]) -> Any:
+        image, question, *others = values
+        return (image, *others), question
 
     def check_inputs(self, config: Config, values: Sequence[Any]) -> None:
         for number, value in enumerate(values, start=1):
