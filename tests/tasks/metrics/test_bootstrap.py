@@ -124,6 +124,16 @@ def test_the_interval_of_a_mean_is_that_of_scipy() -> None:
     assert found == pytest.approx((expected.low, expected.high), abs=0.02)
 
 
+@pytest.mark.parametrize("count", [2, 100, 2000])
+def test_a_score_of_all_or_none_has_an_interval(count: int) -> None:
+    """As Wilson's, at which the p-value of all records right is about 5 %."""
+    theirs = pytest.importorskip("scipy.stats", reason="compared with scipy where it is installed")
+    for right in (0, count):
+        score = metrics.mean_score([1.0] * right + [0.0] * (count - right))
+        expected = theirs.binomtest(right, count).proportion_ci(method="wilson")
+        assert metrics.confidence_intervals({"x": score})["x"] == pytest.approx((expected.low, expected.high), abs=1e-4)
+
+
 def test_pairing_makes_the_interval_of_a_difference_narrow() -> None:
     """A model that is right wherever another is right, and once more, is surely not worse."""
     draw = random.Random(4)

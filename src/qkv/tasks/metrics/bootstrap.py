@@ -72,6 +72,8 @@ Interval = tuple[float, float]
 DEFAULT_RESAMPLES = 1000
 CONFIDENCE = 0.95
 SEED = 0
+WILSON = 1.96**2
+"""The square of the standard score of the confidence."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,20 @@ def confidence_intervals(metrics: Mapping[str, float], resamples: int = DEFAULT_
     >>> confidence_intervals({"accuracy": accuracy("aabb" * 25, "aaba" * 25)})
     {'accuracy': (0.66, 0.83)}
     """
-    return {name: percentiles(values) for name, values in bootstrap(metrics, resamples).items()}
+    found = {name: percentiles(values) for name, values in bootstrap(metrics, resamples).items()}
+    return {name: widen(interval, num_units(metrics[name])) for name, interval in found.items()}
+
+
+def widen(interval: Interval, count: int) -> Interval:
+    """An interval in which all of `count` records are right, or none, as Wilson's score interval (1927).
+
+    Their resamples are all the same, but other records would not all be.
+
+    >>> widen((1.0, 1.0), 100)
+    (0.963..., 1.0)
+    """
+    margin = WILSON / (count + WILSON)
+    return {(1.0, 1.0): (1 - margin, 1.0), (0.0, 0.0): (0.0, margin)}.get(interval, interval)
 
 
 def compare_metrics(
