@@ -43,7 +43,7 @@ RECIPE = {
     """,
     "objective": """
     kind label_smoothing mask_prob mean_span_length whole_word_masking permute_sentences random_offset add_bos_eos
-    label_subwords out_of_scope overlap temperature
+    label_subwords out_of_scope overlap temperature caption_dropout
     """,
     "train": """
     steps minutes epochs cpu_minutes batch_tokens micro_batch_tokens
@@ -72,8 +72,8 @@ OPTIONS = {
     "report": ["--curve-minutes", "--device", "--json", "--limit", "--out", "--seconds"],
     "export": ["--dtype", "--format", "--json"],
     "run": [
-        *("--align", "--batch-size", "--beam", "--count", "--device", "--draft", "--int4", "--int8", "--json"),
-        *("--length-penalty", "--max-tokens", "--must-answer", "--out", "--prefix", "--prompt", "--seed"),
+        *("--align", "--batch-size", "--beam", "--count", "--device", "--draft", "--guidance", "--int4", "--int8"),
+        *("--json", "--length-penalty", "--max-tokens", "--must-answer", "--out", "--prefix", "--prompt", "--seed"),
         *(
             "--sentences",
             "--srt",

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ size = 16
 patch = 4
 [objective]
 kind = "drawing"
+caption_dropout = 0.2
 [train]
 steps = 60
 batch_tokens = 512
@@ -80,6 +82,38 @@ def test_a_model_draws_what_a_text_describes(trained: tuple[Path, qkv.Model]) ->
     assert one != other
     with pytest.raises(UsageError, match="text 1 is empty"):
         model.draw(" ")
+
+
+def test_guidance_strengthens_what_the_text_changes(trained: tuple[Path, qkv.Model], run_qkv: Any) -> None:
+    folder, model = trained
+    assert model.draw("all is red", guidance=1.0).codes == model.draw("all is red").codes
+    assert model.draw(["all is red", "all is blue"], guidance=3.0)[1].codes == model.draw("all is blue").codes
+    words = [model.draw(text, guidance=0.0).codes for text in ("all is red", "all is blue")]
+    assert words[0] == words[1], "with guidance 0, the text has no effect"
+    one, same = (model.draw("all is red", guidance=2.0, temperature=2.0, seed=5).codes for _ in range(2))
+    assert one == same
+    run_qkv(["run", str(folder / "run"), "all is red", "--guidance", "2", "--out", str(folder / "guided.png")])
+    back_end = replace(model.config.back_ends[0], caption_dropout=0.0)
+    other = qkv.Model(replace(model.config, back_ends=(back_end,)), model.network, model.tokenizer)
+    with pytest.raises(UsageError, match="has only learned pictures with captions"):
+        other.draw("all is red", guidance=2.0)
+
+
+def test_a_server_draws_as_openai_does(trained: tuple[Path, qkv.Model]) -> None:
+    serving = pytest.importorskip("serving", reason="starlette is not installed")
+    model = trained[1]
+    with serving.client({"drawer": model}, gather_seconds=0.0) as server:
+
+        def ask(**fields: Any) -> Any:
+            return server.post("/v1/images/generations", json={"prompt": "all is red", **fields})
+
+        found = ask(n=3, seed=4, size="16x16").json()
+        assert found["data"][2]["b64_json"] == model.draw("all is red", temperature=1.0, seed=6).b64_json
+        assert len(found["data"]) == 3
+        likeliest = ask(temperature=0, guidance=2.0).json()["data"][0]["b64_json"]
+        assert likeliest == model.draw("all is red", guidance=2.0).b64_json
+        assert "draws pictures of 16x16" in ask(size="1024x1024").text
+        assert ask(n=2, temperature=0).status_code == ask(response_format="url").status_code == 400
 
 
 def test_the_commands_write_pictures_and_evaluate(trained: tuple[Path, qkv.Model], run_qkv: Any) -> None:

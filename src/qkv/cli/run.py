@@ -86,6 +86,7 @@ def run(
     draft: str | None = None,
     out: Path | None = None,
     count: int = 1,
+    guidance: float | None = None,
     srt: bool = False,
     flags: Annotated[Any, Parameter(name="*")] = None,  # the type is made by `make_command`
     batch_size: int = 16,
@@ -143,6 +144,8 @@ def run(
         Number of pictures to draw of each text.
     srt
         Print the transcript of a sound as SubRip subtitles.
+    guidance
+        Above 1, a picture follows its text more closely (classifier-free guidance).
     batch_size
         Number of texts in a batch.
     device
@@ -183,9 +186,12 @@ def run(
     if task.name == "draw":
         from qkv.cli.pictures import run_drawing
 
-        return run_drawing(loaded, lines, {**generation, **options}, out, count, json)
-    if out is not None or count != 1:
-        raise UsageError(f"--out and --count are for models that draw, but this one {task.description}; remove them")
+        guided = {} if guidance is None else {"guidance": guidance}
+        return run_drawing(loaded, lines, {**generation, **options, **guided}, out, count, json)
+    if out is not None or count != 1 or guidance is not None:
+        raise UsageError(
+            f"--out, --count and --guidance are for models that draw, but this one {task.description}; remove them"
+        )
     if srt and (task.name != "transcribe" or json):
         raise UsageError(f"--srt is for models that transcribe, without --json; this one {task.description}; remove it")
     if task.continues_by_default and options:

@@ -76,6 +76,8 @@ class ImageCodesConfig(BackEndConfig):
     kind: ClassVar[str] = "image-codes"
     size: Annotated[int, Limits(1, 4096)] = 32
     patch: Annotated[int, Limits(1, 256)] = 4
+    # The fraction of training pictures without a caption. 0: the model cannot be guided.
+    caption_dropout: Annotated[float, Limits(0, 1)] = 0.0
 
     def __post_init__(self) -> None:
         if self.size % self.patch:

@@ -4,15 +4,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
+from qkv.data.cache.examples import EncodedExamples
 from qkv.data.cache.writer import EncodedRecord, RecordEncoder
 from qkv.data.encode.encoders import EncodeTexts
 from qkv.data.objectives import seq2seq
+from qkv.data.objectives.base import FlatExamples
 from qkv.data.objectives.classification import IMAGE_COLUMNS
 from qkv.data.objectives.table import ObjectiveSetup, RecordField
 from qkv.data.problems import InvalidRecord
+from qkv.data.ragged import IntArray
 from qkv.data.records import Record
+from qkv.data.stream.random_bits import EpochRng, to_uniform
 from qkv.images.codec import ImageCodes
 from qkv.images.config import ImageCodesConfig, PatchesConfig
 from qkv.images.files import BadImage, load_image, split_patches
@@ -64,6 +69,28 @@ def fingerprint(codec: ImageCodes) -> str:
     return blake2b(repr(codec.config).encode() + weights, digest_size=16).hexdigest()
 
 
+class DrawingObjective(seq2seq.Seq2SeqObjective):
+    """Captions and codes. In a fraction of the examples, all tokens of the caption are replaced by EOS."""
+
+    caption_dropout = 0.0
+
+    def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
+        """Captions as sources, and codes as targets for teacher forcing."""
+        built = super().build(examples, rng)
+        if self.caption_dropout and built.source_ids is not None and built.source_lengths is not None:
+            is_dropped = to_uniform(rng.keys("caption dropout", examples)) < self.caption_dropout
+            per_token = np.repeat(is_dropped, built.source_lengths)
+            built.source_ids = np.where(per_token, self.eos_token_id, built.source_ids)
+        return built
+
+
+def make_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> DrawingObjective:
+    """Captions and codes; validation keeps all captions."""
+    objective = seq2seq.make_objective(DrawingObjective, setup, encoded)
+    objective.caption_dropout = 0.0 if setup.is_evaluation else setup.options.caption_dropout
+    return objective
+
+
 def make_encoder(setup: ObjectiveSetup) -> RecordEncoder:
     """The encoder of captions and pictures."""
     return EncodeDrawing(setup)
@@ -79,5 +106,7 @@ SPEC = replace(
     aligned_fields=(),
     group_by="caption",
     reads_payloads=False,
+    options=("label_smoothing", "caption_dropout"),
     make_encoder=make_encoder,
+    make_examples=make_examples,
 )

@@ -4,6 +4,7 @@ Teacher forcing: the decoder reads the decoder start token and the target, and p
 """
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from qkv.data.payloads import FlatPayloads, PayloadField, PayloadFormat, Payload
 from qkv.data.ragged import IntArray, ragged_index, ragged_join, ragged_starts
 from qkv.data.stream.random_bits import EpochRng
 from qkv.text import Tokenizer
+
+S = TypeVar("S", bound="Seq2SeqObjective")
 
 
 class EncodePair(EncodeTexts):
@@ -174,8 +177,13 @@ def make_encoder(setup: ObjectiveSetup) -> RecordEncoder:
 
 
 def make_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> Seq2SeqObjective:
-    """Pairs of source and target. Sources get the special tokens that the tokenizer adds at inference."""
-    return Seq2SeqObjective(
+    """Pairs of source and target."""
+    return make_objective(Seq2SeqObjective, setup, encoded)
+
+
+def make_objective(kind: type[S], setup: ObjectiveSetup, encoded: EncodedExamples) -> S:
+    """An objective of this class. Sources get the special tokens that the tokenizer adds at inference."""
+    return kind(
         encoded,
         setup.tokenizer.target,
         **setup.sequence_kwargs,

@@ -65,10 +65,13 @@ class ObjectiveSetup:
     payloads: Mapping[str, PayloadFormat] = field(default_factory=dict)  # by the field of the records
     codec: Any = None  # the back end whose codes are the targets
     family: str = ""  # of the model
+    is_evaluation: bool = False  # the examples are validation data
 
     def for_evaluation(self) -> "ObjectiveSetup":
-        """The setup for validation data: payloads are not augmented."""
-        return replace(self, payloads={name: one.for_evaluation() for name, one in self.payloads.items()})
+        """The setup for validation data: nothing is augmented or dropped."""
+        return replace(
+            self, is_evaluation=True, payloads={name: one.for_evaluation() for name, one in self.payloads.items()}
+        )
 
     @property
     def sequence_kwargs(self) -> dict[str, Any]:

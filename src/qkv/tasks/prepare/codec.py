@@ -1,6 +1,7 @@
 """The codec of a run that learns to draw: fitted to the pictures of the training data, and cached like a tokenizer."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -40,10 +41,16 @@ def load_or_fit_codec(
         codec = next((one for one in found.values() if isinstance(one, ImageCodes)), None)
         if codec is None:
             raise QkvError(f"{recipe.model.from_} draws no pictures; leave model.from out, or name a model that does")
+        codec.config = replace(codec.config, caption_dropout=recipe.objective.caption_dropout)
         return codec, f"the codes of pictures of {recipe.model.from_}"
     given = recipe.model.overrides.get("image", {})
     shape = {name: given[name] for name in ("size", "patch") if name in given}
-    config = ImageCodesConfig(first_id=first_id, num_codes=recipe.tokenizer.image_codes, **shape)
+    config = ImageCodesConfig(
+        first_id=first_id,
+        num_codes=recipe.tokenizer.image_codes,
+        caption_dropout=recipe.objective.caption_dropout,
+        **shape,
+    )
     made_from = [VERSION, [one.identity(root) for one in sources], config.size, config.patch, config.num_codes]
     path = root / FOLDER / f"{digest(made_from)}.safetensors"
     codec = ImageCodes(config).requires_grad_(False)

@@ -20,6 +20,7 @@ from qkv.tasks.evaluation import EvaluationOptions, find_bad_file, select_decoda
 from qkv.tasks.metrics import mean_score
 from qkv.tasks.record_task import RecordTask
 from qkv.tasks.results import Result
+from qkv.tasks.run.example_batches import batches
 from qkv.tasks.run.generate import generate_batched, make_generation_options, prompt_ids
 from qkv.tasks.scorer import Metric, Prediction, TaskScorer
 from qkv.tasks.starters.starter import Starter
@@ -38,6 +39,11 @@ class DrawOptions(TaskOptions):
     top_k: Annotated[int, Limits(0, 1_000_000), "Sample from the k most probable codes; 0: from all."] = 0
     top_p: Annotated[float, Limits(1e-6, 1), "Sample from the most probable codes, up to this probability."] = 1.0
     seed: Annotated[int | None, Limits(0, 2**63), "The seed of sampling."] = None
+    guidance: Annotated[
+        float,
+        Limits(0, 100),
+        "Above 1, pictures follow the text more closely (classifier-free guidance); needs caption_dropout in training.",
+    ] = 1.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,6 +132,23 @@ class DrawingScorer(TaskScorer):
         return f"codes {' '.join(map(str, value[:8]))} …"
 
 
+def draw_guided(
+    model: TextModel, prompts: Sequence[Sequence[int]], options: GenerationOptions, guidance: float
+) -> list[list[int]]:
+    """The ids of a picture of each prompt. A caption that says nothing has EOS only, as in training."""
+    from qkv.decode.guidance import generate_guided
+
+    eos = model.tokenizer.special_tokens.eos
+    assert eos is not None  # the objective needs it
+    found: list[list[int]] = [[] for _ in prompts]
+    for chosen in batches([len(one) for one in prompts], model.batch_size, model.progress):
+        given = [prompts[i] for i in chosen]
+        ids = generate_guided(model.network, given, [[eos] * len(one) for one in given], options, guidance)
+        for i, drawn in zip(chosen, ids, strict=True):
+            found[i] = drawn
+    return found
+
+
 class DrawTask(RecordTask):
     """Draw a picture of what a text describes."""
 
@@ -151,6 +174,11 @@ class DrawTask(RecordTask):
         for number, text in enumerate(texts, start=1):
             if not text.strip():
                 raise UsageError(f"text {number} is empty; describe a picture")
+        if options.guidance != 1 and not codec.caption_dropout:
+            raise UsageError(
+                f"guidance = {options.guidance:g}, but this model has only learned pictures with captions; leave it "
+                "out, or train with objective.caption_dropout = 0.1"
+            )
         allowed = torch.full((model.config.stack.vocab_size,), float("-inf"))
         allowed[codec.first_id : codec.first_id + codec.num_codes] = 0.0
         sampling = {"temperature": options.temperature}
@@ -163,8 +191,11 @@ class DrawTask(RecordTask):
             chosen, tap=model.tap, logits_processors=(lambda logits, _: logits + allowed.to(logits.device),)
         )
         prompts = [prompt_ids(model.tokenizer, model.config, text) for text in texts]
-        results = generate_batched(model, prompts, chosen)
-        return [DrawnImage.from_codes(model, text, one.ids) for text, one in zip(texts, results, strict=True)]
+        if options.guidance == 1:
+            found = [one.ids for one in generate_batched(model, prompts, chosen)]
+        else:
+            found = draw_guided(model, prompts, chosen, options.guidance)
+        return [DrawnImage.from_codes(model, text, ids) for text, ids in zip(texts, found, strict=True)]
 
     def select(self, config: Config, records: Sequence[Record], options: Any, notes: list[str]) -> list[Record]:
         return select_decodable(select_usable(records, notes, caption=str, image=bytes), notes)

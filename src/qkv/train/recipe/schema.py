@@ -138,6 +138,7 @@ class ObjectiveSection:
     out_of_scope: str = ""  # classification: the label of texts that belong to no class
     overlap: LengthOrZero = 128  # question_answering: tokens that two windows of a passage share
     temperature: Positive = 0.05  # contrastive
+    caption_dropout: BelowOne = 0.0  # drawing: the fraction of pictures that are learned without their caption
 
 
 @dataclass(frozen=True, kw_only=True)
