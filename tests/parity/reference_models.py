@@ -86,6 +86,9 @@ def _llama_like(**more: Any) -> dict[str, Any]:
     }
 
 
+MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "norm_topk_prob": True}
+
+
 def _t5_like(**more: Any) -> dict[str, Any]:
     return {
         "vocab_size": VOCAB,
@@ -289,6 +292,11 @@ VARIANTS = {
         ),
         ("Qwen3ForCausalLM",),
     ),
+    "mixtral": Variant("mixtral", _llama_like(num_local_experts=5, sliding_window=4, intermediate_size=28)),
+    "qwen3_moe": Variant("qwen3_moe", _llama_like(**MOE)),
+    "qwen3_moe-unnormed": Variant(
+        "qwen3_moe", _llama_like(**{**MOE, "norm_topk_prob": False}), ("Qwen3MoeForCausalLM",)
+    ),
     "gemma2": Variant(
         "gemma2",
         _llama_like(
@@ -401,6 +409,7 @@ def exact(on: bool = True) -> Iterator[None]:
 def in_float64(model: nn.Module) -> nn.Module:
     """A copy in float64, with its tables of positions evaluated anew by its own formulas in float64."""
     model = copy.deepcopy(model).double()
+    model.config._experts_implementation = "eager"  # the faster ones have no float64
     with exact():
         for module in model.modules():
             if any("inv_freq" in name for name, _ in module.named_buffers(recurse=False)):

@@ -49,6 +49,8 @@ MORE: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 3},
     "qwen2": {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
     "qwen3": {"head_dim": 4},
+    "mixtral": {"num_local_experts": 3},
+    "qwen3_moe": {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 6},
     "gemma2": {"head_dim": 4, "query_pre_attn_scalar": 4, "num_key_value_heads": 1},
     "gpt_neox": {"rotary_pct": 0.5},
 }

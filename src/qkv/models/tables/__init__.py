@@ -50,6 +50,8 @@ ARCHITECTURES: "OpenTable[Architecture]" = OpenTable(
         "mistral": "qkv.models.tables.llama:MISTRAL",
         "qwen2": "qkv.models.tables.llama:QWEN2",
         "qwen3": "qkv.models.tables.llama:QWEN3",
+        "mixtral": "qkv.models.tables.mixture:MIXTRAL",
+        "qwen3_moe": "qkv.models.tables.mixture:QWEN3_MOE",
         "gemma2": "qkv.models.tables.gemma2:GEMMA2",
         "t5": "qkv.models.tables.t5:T5",
         "mt5": "qkv.models.tables.t5:MT5",

@@ -217,7 +217,8 @@ class Conditional:
 
 
 TensorNames = Mapping[str, str | TensorRule | Conditional]
-"""Our module (`encoder.blocks.{i}.attention.out`) or parameter → theirs. A parameter's row wins over its module's."""
+"""Our module (`encoder.blocks.{i}.attention.out`) or parameter → theirs. A parameter's row wins over its module's.
+`{i}` is the number of a block, `{e}` of an expert."""
 
 
 # ── Architectures ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -393,6 +394,7 @@ def _inference_config(config: Config) -> Config:
     """Return the config with default values in the fields that only training uses."""
 
     default = {"dropout": 0.0, "attention_dropout": 0.0, "ffn_dropout": 0.0, "init": "normal", "init_std": 0.02}
+    default |= {"balance_loss": StackConfig.balance_loss, "router_z_loss": StackConfig.router_z_loss}
     bare = {name: replace(stack, **default) for name, stack in config.stacks.items()}  # type: ignore[arg-type]
     return replace(config, head=replace(config.head, dropout=0.0), **bare)  # type: ignore[arg-type]
 
@@ -430,9 +432,12 @@ def map_parameters(
     """Map each of our parameters to their tensors."""
     rows = {**architecture.body, **table.names}
     for name in names:
-        number = re.search(r"\.blocks\.(\d+)\.", name)
-        i = number[1] if number else ""
-        pattern = name.replace(f".blocks.{i}.", ".blocks.{i}.", 1) if number else name
+        numbers: dict[str, str] = {}
+        pattern = name
+        for letter, part in (("i", "blocks"), ("e", "experts")):
+            if number := re.search(rf"\.{part}\.(\d+)\.", pattern):
+                numbers[letter] = number[1]
+                pattern = pattern.replace(number[0], f".{part}.{{{letter}}}.", 1)
         module, suffix = pattern.rsplit(".", 1)
         exact = pattern in rows
         rule = rows.get(pattern) or rows.get(module)
@@ -449,7 +454,9 @@ def map_parameters(
             rule = Renamed(rule)
         is_of_head = (pattern if exact else module) in table.names
         in_body = not is_of_head or any(one.startswith("{prefix}") for one in rule.modules)
-        modules = [_strip_placeholder(m).replace("{i}", i) for m in rule.modules]
+        modules = [_strip_placeholder(m) for m in rule.modules]
+        for letter, digits in numbers.items():
+            modules = [m.replace(f"{{{letter}}}", digits) for m in modules]
         theirs = tuple(m if exact else f"{m}.{suffix}" for m in modules)
         yield ParameterMapping(name, rule, theirs, suffix, stack, in_body)
 

@@ -59,6 +59,11 @@ BODY: TensorNames = {
 }
 
 
+QK_NORMS: TensorNames = {
+    f"decoder.blocks.{{i}}.attention.{name}": f"{LAYER}.self_attn.{name}" for name in ("q_norm", "k_norm")
+}
+
+
 def llama_architecture(
     name: str, class_prefix: str, rows: FieldRows, *, names: TensorNames | None = None, qa_prefix: str | None = None
 ) -> Architecture:
@@ -147,9 +152,6 @@ QWEN3 = llama_architecture(
     "qwen3",
     "Qwen3",
     {**QWEN, "bias": ConfigKey("attention_bias", False, {True: "attention", False: "none"}), "qk_norm": "head"},
-    names={
-        "decoder.blocks.{i}.attention.q_norm": f"{LAYER}.self_attn.q_norm",
-        "decoder.blocks.{i}.attention.k_norm": f"{LAYER}.self_attn.k_norm",
-    },
+    names=QK_NORMS,
     qa_prefix="transformer.",
 )
