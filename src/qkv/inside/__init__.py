@@ -12,6 +12,7 @@
     autoencoder/ sparse autoencoders of the activations of a site
     facts/       find a fact in an MLP, and edit it
     substitutions  the scores of all single substitutions of a protein
+    contacts     maps of the residues that attend to each other
     doctor/      the checks of `qkv doctor`                    look/        the page of `qkv look`
 
 The sites have the names of `qkv.blocks.tap`. Recording leaves the fast attention kernels on.
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         fit_autoencoder,
         summarise_features,
     )
+    from qkv.inside.contacts import ContactMap, ContactWeights, map_contacts, read_contact_weights
     from qkv.inside.edit_tap import Edit, EditTap, check_edits
     from qkv.inside.edits import change, mean_ablate, mean_values, patch, resample_ablate, steer, zero_ablate
     from qkv.inside.forward import encode_examples
@@ -68,6 +70,7 @@ else:
             "attribution": "ATTRIBUTION_SITES Attribution Component logit_attribution",
             "autoencoder": "AutoencoderOptions AutoencoderReport FeatureReport FeatureSummary SparseAutoencoder "
             "evaluate_autoencoder fit_autoencoder summarise_features",
+            "contacts": "ContactMap ContactWeights map_contacts read_contact_weights",
             "edit_tap": "Edit EditTap check_edits",
             "edits": "change mean_ablate mean_values patch resample_ablate steer zero_ablate",
             "forward": "encode_examples",
@@ -92,6 +95,8 @@ __all__ = [
     "AutoencoderOptions",
     "AutoencoderReport",
     "Component",
+    "ContactMap",
+    "ContactWeights",
     "Edit",
     "EditTap",
     "FeatureReport",
@@ -124,10 +129,12 @@ __all__ = [
     "logit_attribution",
     "logit_difference",
     "logit_lens",
+    "map_contacts",
     "mean_ablate",
     "mean_values",
     "measure_lens",
     "patch",
+    "read_contact_weights",
     "read_traces",
     "resample_ablate",
     "rollout",
