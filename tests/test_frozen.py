@@ -65,8 +65,8 @@ OPTIONS = {
     "models": ["--json", "--prune", "--yes"],
     "import": ["--json", "--out"],
     "look": [
-        *("--beam", "--device", "--heads", "--json", "--layers", "--length", "--mask", "--max-tokens", "--out"),
-        "--target",
+        *("--beam", "--device", "--heads", "--json", "--layers", "--length", "--map", "--mask", "--max-tokens"),
+        *("--out", "--target"),
     ],
     "doctor": ["--json"],
     "report": ["--curve-minutes", "--device", "--json", "--limit", "--out", "--seconds"],

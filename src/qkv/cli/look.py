@@ -27,6 +27,7 @@ def look(
     beam: int = 4,
     max_tokens: int = 32,
     length: int | None = None,
+    map_file: Annotated[Path | None, Parameter(name="--map")] = None,
     out: Path | None = None,
     device: Device = "cpu",
     json: Json = False,
@@ -36,7 +37,8 @@ def look(
     The page shows tokens, embeddings, all attention heads with each step of their computation in numbers, predictions
     after each layer, neurons, the tree of a beam search, and the alignment of an encoder-decoder. It is one file that
     needs no network. With --mask, the page shows only the attention mask, and why each masked cell is masked; several
-    texts are packed into one sequence. --json writes a page only if --out names one.
+    texts are packed into one sequence. With --map, a picture shows the embeddings of all texts of a file as points.
+    --json writes a page only if --out names one.
 
     Examples:
         qkv look runs/dates "Dienstag, 4. Mai 2021"
@@ -44,6 +46,7 @@ def look(
         qkv look models/gpt2 "The cat chased the mouse" --layers 0-3 --heads 5
         qkv look models/bert "Paris is [MASK]." --out heads.svg
         qkv look models/gpt2 "a cat" "two dogs" --mask --length 12
+        qkv look runs/embed --map family.csv --out family.svg
 
     Parameters
     ----------
@@ -65,9 +68,14 @@ def look(
         Maximum number of tokens that the search generates.
     length
         With --mask, pad the sequence to this number of tokens.
+    map_file
+        A file of texts, such as FASTA, or a table with labels or scores, which become colours.
     out
         File to write: a page (.html), a picture of the heads (.svg), or the numbers (.json). Default: look.html.
     """
+    if map_file is not None:
+        draw_map(model, map_file, texts, out or Path("map.svg"), device)
+        return
     if not texts:
         raise UsageError('no text to look at; write it after the model, for example: qkv look runs/dates "4 May 2021"')
     if len(texts) > 1 and not mask:
@@ -115,6 +123,27 @@ def look(
     if path is not None:
         hint = "" if path.suffix == ".json" else "; open it in a browser"
         print_notes(str(path), [f"written, {path.stat().st_size / 1e3:,.0f} kB{hint}"])
+
+
+def draw_map(model: str, file: Path, texts: tuple[str, ...], out: Path, device: str) -> None:
+    """Draw the embeddings of the texts of a file as points (--map)."""
+    if texts:
+        raise UsageError(f"--map reads its texts from {file}; leave out the texts in the command")
+    if out.suffix != ".svg":
+        raise UsageError(f"--out {out}: a map is a picture; choose a name that ends in .svg")
+    with fast_imports():
+        from qkv.api import load
+        from qkv.files import save_text
+        from qkv.render.vector_map import draw_vector_map
+        from qkv.tasks.run.vector_map import map_texts
+        from qkv.tasks.text_model import TextModel, require_tokenizer
+
+    loaded, notes = load(model, device=device), list[str]()
+    text_model = TextModel(loaded.network, require_tokenizer(loaded.tokenizer), loaded.config)
+    found = map_texts(text_model, file, notes)
+    save_text(out, draw_vector_map(found, f"{model} on {file.name}"))
+    shown = " and ".join(f"{100 * one:.0f} %" for one in found.explained)
+    print_notes(str(out), [*notes, f"written; the axes show {shown} of the variance"])
 
 
 def print_look(look: "Look") -> None:
