@@ -53,7 +53,7 @@ class ContactMap:
 
     def top(self, count: int = 0, min_separation: int = LONG_RANGE) -> list[Contact]:
         """The pairs with the highest scores at this distance in the sequence; by default as many as residues."""
-        first, second = torch.triu_indices(*self.scores.shape, offset=min_separation)
+        first, second = torch.triu_indices(len(self.scores), len(self.scores), offset=min_separation)
         values = self.scores[first, second]
         chosen = values.argsort(descending=True, stable=True)[: count or len(self.sequence)]
         return [Contact(int(first[n]) + 1, int(second[n]) + 1, float(values[n])) for n in chosen]
