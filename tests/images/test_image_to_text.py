@@ -1,6 +1,7 @@
 """Models that describe images and answer questions about one or two of them: trained, run, evaluated and reported."""
 
 import base64
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from image_files import colour_file
 
 import qkv
 from qkv.errors import UsageError
+from qkv.tasks.chat.image_chat import ImageChat, split_paths
 from qkv.tasks.table import TASKS
 
 COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}
@@ -130,6 +132,39 @@ def test_one_decoder_reads_patches_and_tokens_in_one_sequence(one_decoder: tuple
     with torch.no_grad():
         one, other = (model.network(prompt.inputs)[0, -1] for prompt in prompts)
     assert (one - other).abs().max() > 0.01, "the order of the images matters"
+
+
+def test_a_chat_about_images(
+    one_decoder: tuple[Path, qkv.Model], run_qkv: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, model = one_decoder
+    monkeypatch.chdir(folder)
+    lines = "red3.png which ?\nwhich ?\n'blue6.png' which ?\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+    assert run_qkv(["chat", str(folder / "run")]).out == "red\nred\nblue\n"
+    assert split_paths("see none.png now") == "see none.png now"
+    chat = ImageChat(model.find_model(TASKS["ask"]), TASKS["ask"])
+    with pytest.raises(UsageError, match="no image in the chat yet"):
+        chat.reply([{"role": "user", "content": "which ?"}])
+
+
+def test_a_server_chats_about_images(one_decoder: tuple[Path, qkv.Model]) -> None:
+    serving = pytest.importorskip("serving", reason="starlette is not installed")
+    folder, model = one_decoder
+    url = "data:image/png;base64," + base64.b64encode((folder / "blue2.png").read_bytes()).decode()
+    image = {"type": "image_url", "image_url": {"url": url}}
+    words = {"type": "text", "text": "which ?"}
+    chat = [{"role": "user", "content": [image, words]}, {"role": "assistant", "content": "?"}]
+    with serving.client({"asked": model}, gather_seconds=0.0) as server:
+
+        def ask(messages: list[Any], **fields: Any) -> Any:
+            return server.post("/v1/chat/completions", json={"messages": messages, **fields})
+
+        assert ask(chat[:1]).json()["choices"][0]["message"]["content"] == "blue"
+        assert ask([*chat, {"role": "user", "content": "which ?"}]).json()["choices"][0]["message"]["content"] == "blue"
+        assert '"content": "blue"' in ask(chat[:1], stream=True).text.replace('":"', '": "')
+        away = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}
+        assert "send it as a data URL" in ask([{"role": "user", "content": [away, words]}]).text
 
 
 def test_a_server_answers_questions_about_two_images(answerer: tuple[Path, qkv.Model]) -> None:

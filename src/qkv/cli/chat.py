@@ -4,6 +4,7 @@ import json as json_format
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,7 +54,8 @@ def chat(
     Parameters
     ----------
     model
-        A model folder, a hub id or a GGUF file with a chat template.
+        A model folder, a hub id or a GGUF file with a chat template; or a model that answers questions about images or
+        describes them: the path of an image in a message shows the image to it.
     system
         The system prompt: instructions for the model before the first message.
     max_tokens
@@ -78,18 +80,30 @@ def chat(
         raise QkvError("there is no input, because stdin is closed; write messages to stdin, one per line")
     with fast_imports():
         from qkv import api
+        from qkv.data.modalities import reads_files
         from qkv.tasks.table import TASKS, find_task
 
     loaded = api.load(model, device=device)
     task, language = find_task(loaded.config), TASKS["complete"]
+    sampling = {"temperature": temperature, "top_p": top_p, "seed": seed}
+    if task.name in ("ask", "describe") and reads_files(loaded.config):
+        from qkv.tasks.chat.image_chat import ImageChat, split_paths
+
+        about_images: Any = ImageChat(loaded.find_model(task), task)
+        run_chat(ChatSession(about_images, None, {"max_tokens": max_tokens, **sampling}, json, split_paths))
+        return
     if task != language:
         raise UsageError(
             f"qkv chat needs a model that {language.description}, but {model} is a model that {task.description}; "
             f"use qkv run {shlex.quote(model)}"
         )
-    sampling = {"temperature": temperature, "top_p": top_p, "seed": seed}
     chat = (loaded.quantize() if int8 else loaded).find_chat(template)
     session = ChatSession(chat, system, {"max_tokens": max_tokens, "special": special, **sampling}, json)
+    run_chat(session)
+
+
+def run_chat(session: "ChatSession") -> None:
+    """Chat at a terminal, or with the lines of stdin."""
     if sys.stdin.isatty():
         session.run_at_terminal()
     else:
@@ -114,8 +128,16 @@ def is_command(line: str) -> bool:
 class ChatSession:
     """A chat with its messages so far."""
 
-    def __init__(self, chat: "Chat", system: str | None, options: dict[str, Any], json: bool) -> None:
-        self.chat, self.options, self.json = chat, options, json
+    def __init__(
+        self,
+        chat: "Chat",
+        system: str | None,
+        options: dict[str, Any],
+        json: bool,
+        read: Callable[[str], Any] = str,
+    ) -> None:
+        """`read` turns a line into the content of a message."""
+        self.chat, self.options, self.json, self.read = chat, options, json, read
         self.messages: list[Any] = []
         self.reset(system)
 
@@ -166,7 +188,7 @@ class ChatSession:
 
     def answer(self, text: str) -> None:
         """Print the answer to a message while it is generated, and keep both."""
-        asked, parts = [*self.messages, {"role": "user", "content": text}], []
+        asked, parts = [*self.messages, {"role": "user", "content": self.read(text)}], []
 
         def on_text(part: str) -> None:
             parts.append(part)

@@ -20,12 +20,17 @@ from qkv.serve.routes.chat_types import (
 )
 from qkv.serve.routes.choices import Usage, make_response_fields, token_logprobs
 from qkv.serve.routes.event_stream import EventStream, merge
+from qkv.serve.routes.image_chat import reads_images, reply_about_images
 from qkv.serve.running.generation import Generation
 
 
 async def reply(call: Call) -> Any:
     """Answer a request."""
     body: ChatBody = call.body
+    served = call.server.pool.find(body.model)
+    if reads_images(served):
+        with served.in_use():
+            return await reply_about_images(call, served)
     served = find_chat_model(call)
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs = true", param="top_logprobs")

@@ -19,6 +19,7 @@ from qkv.serve.routes.chat_types import (
     ChatMessageBody,
     ChatStopReason,
     FunctionCall,
+    ImagePart,
     ToolBody,
     ToolCallPart,
     ToolChoiceBody,
@@ -142,7 +143,10 @@ def read_message(message: ChatMessageBody) -> Message:
     """A message for the chat template. Its text may come in parts, and the arguments of calls are texts of JSON."""
     if message.content is None and not message.tool_calls:
         raise ApiError(400, f"a message of the role {message.role} has no content", param="messages")
-    text = message.content if isinstance(message.content, str) else "".join(part.text for part in message.content or ())
+    parts = [] if isinstance(message.content, str) else message.content or []
+    if any(isinstance(part, ImagePart) for part in parts):
+        raise ApiError(400, "a message has an image, but this model reads only texts", param="messages")
+    text = message.content if isinstance(message.content, str) else "".join(part.text for part in parts)  # type: ignore[union-attr]
     read: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": text}
     if message.tool_calls:
         calls = [ToolCall(one.function.name, read_arguments(one.function)) for one in message.tool_calls]

@@ -20,6 +20,22 @@ class TextPart:
 
 
 @dataclass(frozen=True)
+class ImageUrl:
+    """An image."""
+
+    url: Annotated[str, "A data URL, such as data:image/png;base64,…; nothing is fetched."]
+    detail: Annotated[str, "Accepted, without effect."] | None = None
+
+
+@dataclass(frozen=True)
+class ImagePart:
+    """An image in a message, for a model that reads images."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+@dataclass(frozen=True)
 class FunctionBody:
     """A tool."""
 
@@ -74,7 +90,7 @@ class ChatMessageBody:
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[TextPart | ImagePart] | None = None
     tool_calls: Annotated[list[ToolCallPart], Limits(0, MAX_TOOLS)] | None = None
     tool_call_id: Annotated[str, "The call whose result this is."] | None = None
     name: Annotated[str, "Accepted, without effect."] | None = None
