@@ -17,6 +17,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from unittest import mock
 
+import draw_ratios
 import numpy as np
 import pytest
 from chat_models import TOOL_TEMPLATE, chat_model
@@ -312,6 +313,20 @@ def find_anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
     return slugs | set(re.findall(r'<a (?:id|name)="([^"]+)"', text))
+
+
+def test_the_chart_of_speeds_has_the_measured_ratios() -> None:
+    assert draw_ratios.PICTURE.read_text(encoding="utf-8") == draw_ratios.render(), "run python docs/draw_ratios.py"
+
+
+def test_the_front_page_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_site_lists_every_page() -> None:
+    listed = re.findall(r"docs/[\w/-]+\.md", (ROOT / "docs/mkdocs.yml").read_text(encoding="utf-8"))
+    pages = [page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md")]
+    assert sorted(listed) == sorted(pages), "docs/mkdocs.yml has the order of the pages"
 
 
 def test_links_exist() -> None:

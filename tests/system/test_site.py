@@ -38,7 +38,9 @@ def test_the_reference_has_every_key_command_name_and_error(site: Path) -> None:
     from qkv.train.recipe.table import SECTION_KEYS
 
     pages = {name: (site / f"reference/{name}.html").read_text() for name in ("recipe", "commands", "python", "errors")}
-    assert all(f"<code>{key}</code>" in pages["recipe"] for keys in SECTION_KEYS.values() for key in keys)
+    for section, keys in SECTION_KEYS.items():
+        named = [f"<code>{key}</code>" in pages["recipe"] or f"[{section}.{key}]" in pages["recipe"] for key in keys]
+        assert all(named), section
     assert all(f'id="qkv-{command}"' in pages["commands"] for command in (*COMMANDS, "lab", "bench"))
     assert all(f'id="{name}"' in pages["python"] for name in __all__ if not name.startswith("__"))
     assert all(name in pages["errors"] for name in ("QkvError", "UsageError", "InvalidValue"))
