@@ -22,7 +22,7 @@ from qkv.text import Tokenizer
 from qkv.text.words import split_words
 
 Example = Sequence[int] | tuple[Sequence[int], Sequence[int]]
-"""Token ids, or a `Prompt` with payloads; for an encoder-decoder, those of the source and of the decoder's input."""
+"""Token ids, or a `Prompt` with payloads; for an encoder-decoder, of the source and of the decoder's input."""
 MAX_WINDOW_TOKENS = 256
 
 

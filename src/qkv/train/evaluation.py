@@ -44,7 +44,7 @@ TIMED_EXAMPLES, MIN_EXAMPLES, SAMPLE_GROWTH = 8, 32, 4
 MIN_EXAMPLES_TO_SELECT = 100
 """With a smaller sample, the task's metric is too noisy to select the best weights, and the loss does."""
 LAST_SECONDS = 10.0
-"""The last evaluation may always take this long, because its scores are those of the run."""
+"""The last evaluation may always take this long, because its scores are the scores of the run."""
 RESAMPLES = 1000
 MIN_GROWTH = 1.2  # a sample that is hardly larger is not worth its time
 MIN_SECONDS, MIN_SECONDS_WITHOUT_CLOCK = 1.0, 10.0
@@ -87,7 +87,7 @@ class TaskMetrics(Protocol):
     ) -> MetricsAndSamples:
         """Evaluate the network on all examples, or on a fixed random sample of `num_examples` if this is not 0.
 
-        More than `self.num_examples` are those of the last evaluation. With `resamples`, compute confidence intervals
+        More than `self.num_examples` mean the last evaluation. With `resamples`, compute confidence intervals
         by that many samples of the bootstrap.
         """
 

@@ -32,7 +32,7 @@ def load_final_weights(
         try:
             best = checkpoints.best()
         except (DamagedCheckpoint, OtherFormatVersion) as error:
-            notes = [f"{error}: the best weights are lost, so the final weights are those of the last step"]
+            notes = [f"{error}: the best weights are lost, so the final weights are the weights of the last step"]
     if section.average_checkpoints > 1:
         readable, damaged = readable_checkpoints(checkpoints, checkpoints.steps()[-section.average_checkpoints :])
         steps, source = [one.step for one in readable], CheckpointAverage(readable)

@@ -43,7 +43,7 @@ FITTED_KINDS = ("classify", "tag")
 """Heads of classes. A head of answers did worse with a fit than without one (docs/experiments.md)."""
 MAX_FEATURE_BYTES = 2**29
 MAX_BUDGET_FRACTION, VALIDATION_FRACTION, MAX_FIT_FRACTION = 0.5, 0.2, 0.75
-"""Features may take this fraction of a budget in time, and those of the validation data this fraction of that. If they
+"""Features may take this fraction of a budget in time, and features of the validation data this fraction of it. If they
 take more, an epoch of fine-tuning would not fit into the budget. After the last fraction, no other decay is tried."""
 
 
@@ -281,7 +281,7 @@ def minimise(output: OutputMatrix, passes: Sequence[FeaturePass], decay: float) 
 
 
 def mean_loss(passes: Sequence[FeaturePass]) -> Tensor:
-    """The mean loss of the labels of tokens, plus that of the labels of documents."""
+    """The mean loss of the labels of tokens, plus the mean loss of the labels of documents."""
     total: Tensor = torch.zeros(())
     counts = [sum(count) for count in zip(*(one.run.batch.label_counts for one in passes), strict=True)]
     for one in passes:

@@ -34,8 +34,8 @@ from qkv.train.tables import OPTIMIZERS
 from qkv.train.watch import RunStart, Sample, Watcher
 
 MIN_CPU_TOKENS, CACHED_NUMBERS = 2048, 2**22
-"""On a CPU, a micro-batch has so many tokens that its widest activation has `CACHED_NUMBERS` numbers, but at least
-`MIN_CPU_TOKENS`: then the activations stay in the cache, and memory is used again instead of being allocated."""
+"""On a CPU, the widest activation of a micro-batch has `CACHED_NUMBERS` numbers, but a micro-batch has at least
+`MIN_CPU_TOKENS` tokens: then the activations stay in the cache, and memory is used again instead of being allocated."""
 
 
 @dataclass

@@ -23,11 +23,11 @@ from qkv.blocks.dropout import dropout_multiplier, is_transformed
 BLOCK_ROWS = 128
 """So many queries of a sequence are multiplied by their keys at once."""
 BLOCK_SCORES = 2**18
-"""Short sequences share a block: up to so many scores, which stay in the processor's cache."""
+"""Short sequences share a block: up to this number of scores, which stay in the processor's cache."""
 MAX_KEYS = 1024
 """With more keys, torch's kernel, which never holds all scores of a query, is faster."""
 MAX_PATTERNS = 2**24
-"""At most so many weights are saved for the backward pass; torch's kernel saves none."""
+"""At most this number of weights is saved for the backward pass; torch's kernel saves none."""
 MAX_SHORT = 64
 """Sequences of up to this length are supported if there are at least `MIN_SHORT` pairs of sequence and head."""
 MIN_SHORT = 64

@@ -154,7 +154,7 @@ class RunDiagnostics(RunFindings):
 
     @property
     def is_near_unigram(self) -> bool:
-        """Whether the loss of a language model is close to that of the unigram model."""
+        """Whether the loss of a language model is close to the loss of the unigram model."""
         if self.score is None or self.score.best_baseline is None or self.score.metric != "loss":
             return False
         return self.score.model.value > NEAR_UNIGRAM * self.score.best_baseline.value

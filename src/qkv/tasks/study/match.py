@@ -1,9 +1,9 @@
 """Give all variants of a study the same budget: FLOPs, parameters, tokens or seconds.
 
-    flops        train.steps × batch × training FLOPs of a token is that of the baseline
-    tokens       train.steps × train.batch_tokens is that of the baseline
-    seconds      train.steps × measured seconds of a step is that of the baseline
-    parameters   model.ffn_width is changed until the number of parameters is closest to that of the baseline
+    flops        train.steps × batch × training FLOPs of a token is the same as in the baseline
+    tokens       train.steps × train.batch_tokens is the same as in the baseline
+    seconds      train.steps × measured seconds of a step is the same as in the baseline
+    parameters   model.ffn_width is changed until the number of parameters is closest to the baseline's
     steps        nothing is changed
 
 FLOPs are the sums of the FLOPs that the parts of a model state. If a part of one variant does not state its FLOPs, the

@@ -101,7 +101,7 @@ def code_accuracy(predicted: Sequence[Any], expected: Sequence[Any]) -> float:
 
 
 class DrawingScorer(TaskScorer):
-    """A picture for each caption, whose codes are compared with those of the record's picture."""
+    """A picture for each caption, whose codes are compared with the codes of the record's picture."""
 
     modality, metric, input_fields = "image", "exact_codes", ("caption",)
     metrics: Mapping[str, Metric] = {"exact_codes": exact_codes, "code_accuracy": code_accuracy}

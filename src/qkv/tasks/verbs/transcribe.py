@@ -119,7 +119,7 @@ def check_duration(content: bytes) -> Any:
 
 
 class TranscriptScorer(TaskScorer):
-    """The words of each transcript, compared with those of the record."""
+    """The words of each transcript, compared with the words of the record."""
 
     modality, metric, input_fields = "text", "word_accuracy", ("audio",)
     metrics: Mapping[str, Metric] = {

@@ -41,7 +41,7 @@ B·Q is at most MAX_PADDING_RATIO × the number of labels. If N is rounded, Q is
 MAX_LOGITS = {"cpu": 2**24, "cuda": 2**30}
 """With more logits than this, the loss is computed in chunks."""
 CACHED_LOGITS, MIN_CHUNK = 2**20, 256
-"""On a CPU, a chunk has so many logits, which stay in the processor's cache, but at least `MIN_CHUNK` positions."""
+"""On a CPU, the logits of a chunk stay in the processor's cache: at most `CACHED_LOGITS`, or `MIN_CHUNK` positions."""
 
 
 @dataclass(frozen=True)
