@@ -119,3 +119,9 @@ def test_a_changed_word_is_a_leak_for_a_frequent_label_unless_many_texts_differ_
     evaluation = make_records([long, "another text"], "valid", ["a", "a"])
     training = make_records([long.replace("word30", f"else{i}") for i in range(9)], "train", ["a"] * 9)
     assert list(find_leakage(evaluation, training, text_of, target_of=target_of).leaks) == [0]
+
+
+def test_variants_of_one_text_are_leaks_only_if_they_are_equal() -> None:
+    evaluation, training = make_records([LONG, f"{LONG} and"], "valid"), make_records([LONG], "train")
+    assert len(find_leakage(evaluation, training, text_of).leaks) == 2
+    assert list(find_leakage(evaluation, training, text_of, are_variants=True).leaks) == [0]

@@ -75,10 +75,12 @@ def find_leakage(
     has_labels: bool = False,
     unit: str = "record",
     max_seconds: float = 20.0,
+    are_variants: bool = False,
 ) -> LeakageReport:
     """Compare the evaluation records with the training records, for at most `max_seconds`.
 
-    With `has_labels`, training records with equal words and different targets are listed as conflicts.
+    With `has_labels`, training records with equal words and different targets are listed as conflicts. If the texts
+    are variants of one text (`are_variants`), all of them are similar, so only equal words are a leak.
     """
     report = LeakageReport(len(evaluation), unit=unit)
     texts, targets = [text_of(one) for one in evaluation], [target_of(one) for one in evaluation]
@@ -89,7 +91,7 @@ def find_leakage(
         words = normalized_words(text)[:MAX_WORDS]
         exact[digest_words(words)].append(number)
         shingles.append(word_pairs(words))
-    index = index_rarest(shingles)
+    index = {} if are_variants else index_rarest(shingles)
     near: defaultdict[int, set[bytes]] = defaultdict(set)  # different training texts that resemble an evaluation text
     labels: dict[bytes, str] = {}
     deadline = time.monotonic() + max_seconds

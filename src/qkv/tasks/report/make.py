@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from qkv.data.records import Record
 from qkv.errors import QkvError, UsageError, suggest_path
@@ -258,7 +259,9 @@ class Reporter:
             return scorer.show(scorer.expected(record), record)
 
         has_labels = scorer.modality in ("label", "labels")
-        found = find_leakage(used, training, full_text, target_of=target, has_labels=has_labels, max_seconds=limit)
+        shared: Any = {"target_of": target, "max_seconds": limit}
+        shared["are_variants"] = bool(self.model.config.head.one_hot_positions)
+        found = find_leakage(used, training, full_text, has_labels=has_labels, **shared)
         if not found.complete:
             self.notes.append(f"the first {found.num_training:,} training records were compared (--seconds)")
         clean = None
@@ -271,7 +274,7 @@ class Reporter:
         test = None
         if tested and not self.options.quick:
             training = (one for one in data.training() if scorer.is_usable(one))
-            test = find_leakage(tested, training, full_text, target_of=target, max_seconds=limit)
+            test = find_leakage(tested, training, full_text, **shared)
         return found, clean, test
 
     def count_data(

@@ -31,6 +31,8 @@ PRETRAINED = "sentence-transformers/all-MiniLM-L6-v2"
 
 def find_init_task(run: RunDiagnostics) -> str:
     """The task of `qkv init` for the objective of a run if a pretrained encoder helps with this task; otherwise ""."""
+    if run.recipe.data.modality == "protein":  # `PRETRAINED` reads texts
+        return ""
     starters = find_starters().items()
     kind = run.recipe.objective.kind
     return next((name for name, one in starters if one.objective == kind and one.pretrained), "")
