@@ -134,6 +134,18 @@ def test_one_decoder_reads_patches_and_tokens_in_one_sequence(one_decoder: tuple
     assert (one - other).abs().max() > 0.01, "the order of the images matters"
 
 
+def test_words_look_at_the_picture(describer: tuple[Path, qkv.Model], one_decoder: tuple[Path, qkv.Model]) -> None:
+    folder, model = describer
+    shown = model.look(str(folder / "red3.png")).document["picture"]
+    assert shown["queries"] == ["a", "red", "picture", "(end)"]
+    folder, model = one_decoder
+    image, question = str(folder / "red3.png"), "which ?"
+    prompt = TASKS["ask"].make_prompts(model.find_model(TASKS["ask"]), [(image, question)])[0]
+    shown = model.look(prompt.inputs).document["picture"]
+    assert shown["queries"][:2] == ["which", "?"]
+    assert len(shown["effects"]["looked"]) == len(shown["queries"]) == len(shown["pictures"][0]["share"][0])
+
+
 def test_a_chat_about_images(
     one_decoder: tuple[Path, qkv.Model], run_qkv: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

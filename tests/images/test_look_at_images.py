@@ -1,19 +1,24 @@
 """Looking inside models of images, and the doctor: planted faults are found."""
 
+import base64
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from image_files import encode, picture
+from image_files import Image, encode, picture
 
 import qkv
 from qkv.blocks import HeadConfig, Payload, StackConfig
 from qkv.images.config import PatchesConfig
+from qkv.images.files import load_image
 from qkv.images.patches import Patches
 from qkv.inside.doctor.subject import Subject, random_batch
 from qkv.inside.doctor.table import run_check
 from qkv.models import Config
+from qkv.page.packing import unpack
 
 
 @pytest.fixture
@@ -38,6 +43,22 @@ def test_a_page_shows_attention_between_patches(classifier: tuple[Path, qkv.Mode
     out = folder / "look.html"
     run_qkv(["look", str(folder / "model"), str(folder / "x.png"), "--out", str(out)])
     assert "At placeholders" in out.read_text(encoding="utf-8")
+
+
+def test_attention_on_the_picture_and_its_effect(classifier: tuple[Path, qkv.Model]) -> None:
+    folder, model = classifier
+    shown = model.look(str(folder / "x.png")).document["picture"]
+    pattern = model.trace(str(folder / "x.png"), sites="*.pattern")["encoder.1.pattern"].mean(0)[0, 1:]
+    weights = unpack(shown["pictures"][0]["weights"])
+    assert weights.shape == (3, 1, 4), "two layers and rollout, [CLS], four patches"
+    assert np.abs(weights[1, 0] - (pattern / pattern.max()).numpy()).max() < 0.01
+    assert shown["pictures"][0]["share"][1][0] == pytest.approx(pattern.sum().item(), abs=1e-5)
+    content = base64.b64decode(shown["pictures"][0]["png"].partition(",")[2])
+    assert (np.asarray(Image.open(BytesIO(content))) == load_image(folder / "x.png", PatchesConfig(size=8))).all()
+    assert shown["effects"]["looked"] != [0.0]
+    (folder / "grey.png").write_bytes(encode(np.full((8, 8, 3), 90, np.uint8)))
+    same = model.look(str(folder / "grey.png")).document["picture"]["effects"]
+    assert (same["looked"], same["random"]) == ([0.0], [0.0]), "the mean of a grey picture is the picture"
 
 
 class Blind(Patches):

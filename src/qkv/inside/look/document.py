@@ -56,6 +56,11 @@ class LookOptions:
     exact: bool = True
 
     @property
+    def shows_all_attention(self) -> bool:
+        """Whether a trace for the page has the patterns of all layers and heads."""
+        return self.shows_attention and self.layers is None and self.heads is None
+
+    @property
     def shows_attention(self) -> bool:
         """Whether one of the views needs the attention patterns."""
         return not {"attention", "mask", "alignment"}.isdisjoint(self.views)

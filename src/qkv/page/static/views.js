@@ -6,6 +6,7 @@ import {embeddingsView} from "./view_embeddings.js";
 import {lensView} from "./view_lens.js";
 import {maskView} from "./view_mask.js";
 import {neuronsView} from "./view_neurons.js";
+import {pictureView} from "./view_picture.js";
 import {searchView} from "./view_search.js";
 import {substitutionsView} from "./view_substitutions.js";
 import {tokensView} from "./view_tokens.js";
@@ -30,6 +31,12 @@ export const VIEWS = [
     "Alignment",
     "Where the decoder looks in the source while it writes each word: the cross-attention as lines.",
     alignmentView,
+  ],
+  [
+    "picture",
+    "Attention on the picture",
+    "Where each word looks: patches that it does not look at are dark. Below, whether the word depends on them.",
+    pictureView,
   ],
   ["lens", "Logit lens", "The prediction read off after each layer, as if the remaining layers did nothing.", lensView],
   [

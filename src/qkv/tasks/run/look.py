@@ -47,6 +47,10 @@ def look_at_text(
     parts = {}
     if tokenizer is not None and tokenizer.reads_residues and config.head.kind == "mlm" and isinstance(text, str):
         parts["substitutions"] = describe_substitutions(network, tokenizer, text)
+    if isinstance(ids, Prompt) and "patches" in ids.inputs.payloads and options.shows_all_attention:
+        from qkv.inside.look.pictures import describe_pictures
+
+        parts["picture"] = describe_pictures(network, trace, ids)
     if search is not None:
         stack = config.stack
         num_prompt = 1 if config.family == "seq2seq" else len(ids)
