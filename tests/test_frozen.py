@@ -76,6 +76,8 @@ OPTIONS = {
         *("--json", "--length-penalty", "--max-tokens", "--must-answer", "--out", "--prefix", "--prompt", "--seed"),
         *(
             "--sentences",
+            "--speaker",
+            "--speed",
             "--srt",
             "--stop",
             "--temperature",

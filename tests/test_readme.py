@@ -40,7 +40,7 @@ TASKS = (
     *("translate", "summarise", "classify", "tag", "answer", "fill", "complete", "chat", "embed", "search", "report"),
     "proteins",
 )
-PAYLOAD_TASKS = ("describe", "ask", "draw", "transcribe")  # their examples need other packages
+PAYLOAD_TASKS = ("describe", "ask", "draw", "transcribe", "speak")  # their examples need other packages
 SHORT_TRAINING = "train.steps=1 train.minutes=0 train.eval_examples=4 model.layers=1"
 SHORT_DATES = "train.steps=8 data.epoch_examples=600 train.eval_examples=4 data.cache_dir=cache"
 
@@ -146,7 +146,7 @@ def test_examples_of_tasks_with_images_run(tmp_path: Path) -> None:
         run_examples(page, [(kind, re.sub(r"train\.minutes=[0-9]+", short, text)) for kind, text in blocks], tmp_path)
 
 
-def test_examples_of_transcription_run(tmp_path: Path) -> None:
+def test_examples_of_tasks_with_sounds_run(tmp_path: Path) -> None:
     soundfile = pytest.importorskip("soundfile", reason="soundfile is not installed")
     rng, lines = np.random.default_rng(0), ["audio\ttext"]
     for number in range(40):
@@ -155,10 +155,11 @@ def test_examples_of_transcription_run(tmp_path: Path) -> None:
     (tmp_path / "clips.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (tmp_path / "0.wav").rename(tmp_path / "clip.wav")
     (tmp_path / "clips.tsv").write_text("\n".join(lines).replace("\n0.wav", "\nclip.wav") + "\n", encoding="utf-8")
-    text = (ROOT / "docs/tasks/transcribe.md").read_text(encoding="utf-8")
-    short = "train.steps=1 train.minutes=0 train.eval_examples=4 model.width=32"
-    blocks = re.findall(r"```(sh|python)\n(.*?)```", text, re.DOTALL)
-    run_examples("transcribe", [(kind, re.sub(r"train\.minutes=[0-9]+", short, one)) for kind, one in blocks], tmp_path)
+    for page in ("transcribe", "speak"):
+        text = (ROOT / f"docs/tasks/{page}.md").read_text(encoding="utf-8")
+        short = "train.steps=1 train.minutes=0 train.eval_examples=4 model.width=32"
+        blocks = re.findall(r"```(sh|python)\n(.*?)```", text, re.DOTALL)
+        run_examples(page, [(kind, re.sub(r"train\.minutes=[0-9]+", short, one)) for kind, one in blocks], tmp_path)
 
 
 def write_bert(folder: Path) -> None:

@@ -87,6 +87,8 @@ def run(
     out: Path | None = None,
     count: int = 1,
     guidance: float | None = None,
+    speaker: str | None = None,
+    speed: float = 1.0,
     srt: bool = False,
     flags: Annotated[Any, Parameter(name="*")] = None,  # the type is made by `make_command`
     batch_size: int = 16,
@@ -113,6 +115,7 @@ def run(
         qkv run models/reviews --top 3 --threshold 0.7 --json < reviews.txt
         qkv run models/mine "I am the ki" --top 3
         qkv run runs/scenes-draw "a red circle" --out picture.png
+        qkv run runs/digits-speak "three nine" --out said.wav
         qkv run runs/transcribe meeting.flac --srt > meeting.srt
 
     Parameters
@@ -139,9 +142,14 @@ def run(
     draft
         Speculative decoding, one text at a time: the folder of a smaller model with the same tokenizer, or "lookup".
     out
-        A PNG file for the picture that a model draws; several pictures become one sheet.
+        A file for what a model draws or speaks: a PNG file, in which several pictures become one sheet; or a .wav,
+        .flac, .ogg or .opus file, in which texts are spoken one after the other.
     count
         Number of pictures to draw of each text.
+    speaker
+        Voice of a model that speaks: the name of a speaker in its training data. Default: the first one.
+    speed
+        How fast to speak: 2 is twice as fast as the speaker.
     srt
         Print the transcript of a sound as SubRip subtitles.
     guidance
@@ -188,9 +196,14 @@ def run(
 
         guided = {} if guidance is None else {"guidance": guidance}
         return run_drawing(loaded, lines, {**generation, **options, **guided}, out, count, json)
-    if out is not None or count != 1 or guidance is not None:
+    if task.name == "speak":
+        from qkv.cli.speech import run_speech
+
+        return run_speech(loaded, lines, speaker, speed, out, json)
+    if out is not None or count != 1 or guidance is not None or speaker is not None or speed != 1:
         raise UsageError(
-            f"--out, --count and --guidance are for models that draw, but this one {task.description}; remove them"
+            "--out, --count and --guidance are for models that draw, and --out, --speaker and --speed for models that "
+            f"speak, but this one {task.description}; remove them"
         )
     if srt and (task.name != "transcribe" or json):
         raise UsageError(f"--srt is for models that transcribe, without --json; this one {task.description}; remove it")

@@ -11,6 +11,7 @@ from qkv.values import Limits
 SOUND_FIELD = "audio"
 """The field of a record with a sound. `start` and `end`, in seconds, choose a part of its file."""
 WINDOW_SECONDS, HOP_SECONDS = 0.025, 0.010
+FRAMES_PER_POSITION = 2  # that a model of speech computes at once: a position is 20 ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ class GriffinLimConfig(BackEndConfig):
     rate: Annotated[int, Limits(2000, 192_000)] = 16_000  # samples in a second
     mels: Annotated[int, Limits(1, 512)] = 80  # bands of the spectrogram
     iterations: Annotated[int, Limits(0, 10_000)] = 32
-    speakers: tuple[str, ...] = ()  # the voices of a model that speaks; their ids are the last ones before `first_id`
+    speakers: tuple[str, ...] = ()  # the voices of a model that speaks
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,10 +80,9 @@ class GriffinLimConfig(BackEndConfig):
         return LogMelConfig(rate=self.rate, mels=self.mels)
 
     @property
-    def speaker_ids(self) -> dict[str, int]:
-        """The token of each speaker."""
-        first = self.first_id - len(self.speakers)
-        return {name: first + number for number, name in enumerate(self.speakers)}
+    def outputs(self) -> int:
+        """The numbers that a model of speech computes at a position: frames, and the duration of a token."""
+        return FRAMES_PER_POSITION * self.mels + 1
 
     def length(self, size: tuple[int, int]) -> int:
         """The number of frames."""

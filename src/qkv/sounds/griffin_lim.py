@@ -32,7 +32,9 @@ class GriffinLim(nn.Module):
         """Frames (n, F) → samples (n · hop,)."""
         if not len(frames):
             return frames.new_zeros(0)
-        samples = restore_phases(invert_mel(frames, self.config.frames), self.config.frames, self.config.iterations)
+        with torch.autocast(frames.device.type, enabled=False):  # powers need the range and precision of float32
+            magnitudes = invert_mel(frames, self.config.frames)
+            samples = restore_phases(magnitudes, self.config.frames, self.config.iterations)
         return samples / samples.abs().max().clamp(min=1.0)
 
 

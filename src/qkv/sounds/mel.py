@@ -30,10 +30,11 @@ def log_mel(sounds: Sequence[np.ndarray], config: LogMelConfig, num_frames: Sequ
     if not windows:
         return torch.zeros(0, config.mels)
     filters, hann = mel_filters(config), torch.hann_window(config.window)
-    powers = [
-        torch.fft.rfft(part * hann).abs().square() @ filters
-        for part in torch.from_numpy(np.concatenate(windows)).split(CHUNK)
-    ]
+    with torch.autocast("cpu", enabled=False):  # an evaluation may compute matrix products in bfloat16
+        powers = [
+            torch.fft.rfft(part * hann).abs().square() @ filters
+            for part in torch.from_numpy(np.concatenate(windows)).split(CHUNK)
+        ]
     logs = torch.cat(powers).clamp(min=FLOOR).log10()  # (n, F)
     parts = zip(logs.split([count + MARGIN for count in counts]), counts, strict=True)
     scaled = [torch.maximum(one[:count], one.max() - RANGE) for one, count in parts]

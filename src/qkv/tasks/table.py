@@ -24,9 +24,10 @@ TASKS: OpenTable[Task] = OpenTable(
         "ask": "qkv.tasks.verbs.ask:ASK",
         "draw": "qkv.tasks.verbs.draw:DRAW",
         "transcribe": "qkv.tasks.verbs.transcribe:TRANSCRIBE",
+        "speak": "qkv.tasks.verbs.speak:SPEAK",
     },
 )
-PAYLOAD_TASKS = ("describe", "ask", "draw", "transcribe")
+PAYLOAD_TASKS = ("describe", "ask", "draw", "transcribe", "speak")
 """Tasks that only models with a front end or a back end can have; for other models, they are not imported."""
 
 

@@ -113,6 +113,7 @@ class ObjectiveSpec:
     pair_field: str = ""  # if records have this field, a sequence holds two texts and needs token types
     reads_payloads: bool = False  # whether fields of the records can be payloads
     hashes_words: bool = False  # whether a model can read hashed words instead of subwords
+    token_types: int = 0  # of every sequence, for each class; a sequence with two texts has two anyway
     next_sentence_classes: int = 0  # number of classes of the extra next-sentence classifier (BERT)
 
     @property
@@ -149,6 +150,7 @@ BUILT_IN = (
     "visual_questions",
     "drawing",
     "transcription",
+    "speech",
 )
 
 OBJECTIVES = OpenTable[ObjectiveSpec]("objective", lazy={name: f"qkv.data.objectives.{name}:SPEC" for name in BUILT_IN})

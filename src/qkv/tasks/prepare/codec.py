@@ -1,9 +1,10 @@
-"""The codec of a run that learns to draw: fitted to the pictures of the training data, and cached like a tokenizer."""
+"""The codec of a run that learns to draw or speak: fitted to the training data, and cached like a tokenizer."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,25 +17,35 @@ from qkv.errors import QkvError
 from qkv.images.codec import ImageCodes, fit_codebook, used_fraction
 from qkv.images.config import ImageCodesConfig
 from qkv.images.files import BadImage
+from qkv.progress import OnStage
 from qkv.tasks.prepare.sources import DataSource, digest
+from qkv.text import Tokenizer
 from qkv.train.recipe.schema import Recipe
 from qkv.train.run.load import load_model
+
+if TYPE_CHECKING:
+    from qkv.tasks.prepare.aligner import SpeechAligner
 
 VERSION = 1
 MAX_PICTURES = 2000  # of the training data
 FOLDER = "codecs"
 
 
-def draws(recipe: Recipe) -> bool:
-    """Whether a recipe trains a model to draw."""
-    return any(one.is_drawn for one in OBJECTIVES[recipe.objective.kind].fields)
-
-
 def load_or_fit_codec(
-    recipe: Recipe, sources: Sequence[DataSource], root: Path, first_id: int
-) -> tuple[ImageCodes | None, str]:
-    """The codec of a run and a note on it; None if the run does not learn to draw."""
-    if not draws(recipe):
+    recipe: Recipe,
+    sources: Sequence[DataSource],
+    root: Path,
+    tokenizer: Tokenizer,
+    speakers: Sequence[str],
+    progress: OnStage | None,
+) -> "tuple[ImageCodes | SpeechAligner | None, str]":
+    """The codec of a run and a note on it; None if the run does not learn to draw or speak."""
+    drawn = [one.modality for one in OBJECTIVES[recipe.objective.kind].fields if one.is_drawn]
+    if "audio" in drawn:
+        from qkv.tasks.prepare.aligner import load_or_train_aligner
+
+        return load_or_train_aligner(recipe, sources, root, tokenizer, speakers, progress)
+    if "image" not in drawn:
         return None, ""
     if recipe.model.from_:
         found = load_model(recipe.model.from_, device="cpu", unfinished=False).network.back_ends
@@ -46,7 +57,7 @@ def load_or_fit_codec(
     given = recipe.model.overrides.get("image", {})
     shape = {name: given[name] for name in ("size", "patch") if name in given}
     config = ImageCodesConfig(
-        first_id=first_id,
+        first_id=tokenizer.target.vocab_size,
         num_codes=recipe.tokenizer.image_codes,
         caption_dropout=recipe.objective.caption_dropout,
         **shape,

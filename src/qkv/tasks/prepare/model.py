@@ -15,6 +15,7 @@ from qkv.data.objectives.table import OBJECTIVES
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.models import Config, Network, build
 from qkv.models.tables.presets import find_preset
+from qkv.sounds.config import GriffinLimConfig
 from qkv.store.model_folder import StoredModel, assign_parameters
 from qkv.text import Tokenizer
 from qkv.text.word_features import NUM_FEATURES
@@ -52,7 +53,7 @@ class ModelRequirements:
     is_regression: bool = False  # classification: the model predicts a number instead of a class
     multi_label: bool = False  # classification: a text may have several labels
     tags_in_order: bool = False  # tagging: no tag continues an entity that has not begun
-    has_text_pairs: bool = False  # an example has two texts, which token types distinguish
+    token_types: int = 0  # what distinguishes the tokens of a sequence, such as those of two texts
     max_length: int = 512  # tokens of the longest sequence, and the number of positions of a new stack
     front_ends: tuple[FrontEndConfig, ...] = ()  # the configs for the payloads in the records
     back_ends: tuple[BackEndConfig, ...] = ()  # their codes are the ids after the ids of the tokenizer
@@ -185,7 +186,7 @@ def modern_stack(overrides: Mapping[str, Any], requirements: ModelRequirements) 
         "norm_affine": "gain" if overrides.get("norm", "rmsnorm") == "rmsnorm" else "gain_bias",
         "feedforward": "swiglu",
         "bias": "none",
-        "token_types": 2 if requirements.has_text_pairs else 0,
+        "token_types": requirements.token_types,
         "dropout": DEFAULT_DROPOUT,
         "init": "scaled",
     }
@@ -203,7 +204,7 @@ def part_stack(overrides: Mapping[str, Any], requirements: ModelRequirements) ->
         "width": DEFAULT_WIDTH,
         "layers": DEFAULT_PART_LAYERS,
         "max_positions": max(requirements.max_length, 1),
-        "token_types": 2 if requirements.has_text_pairs else 0,
+        "token_types": requirements.token_types,
         "embedding_scale": "sqrt",
         "dropout": DEFAULT_DROPOUT,
         "init": "xavier",
@@ -295,7 +296,7 @@ def build_head_config(
         "span": {"outputs": 2, "bias": True},
         "embed": {"pool": "mean", "normalize": True},
         "ctc": {"outputs": requirements.tokenizer.target.vocab_size + 1, "bias": True},  # and the blank
-        "frames": {"outputs": sum(front_end.features for front_end in requirements.front_ends), "bias": True},
+        "frames": {"outputs": count_frame_outputs(requirements), "bias": True},
     }
     values = {"kind": kind, "next_sentence_classes": spec.next_sentence_classes, **defaults[kind]}
     if base is not None and base.kind == kind:
@@ -318,6 +319,12 @@ def build_head_config(
     elif kind == "classify" and not stack.has_blocks:
         values["pool"] = "mean"  # without attention, the first token need not see the whole text: only a backward state
     return construct_config(HeadConfig, {**values, **recipe.model.overrides.get("head", {})}, "model.head")
+
+
+def count_frame_outputs(requirements: ModelRequirements) -> int:
+    """The numbers that a head for frames computes: what its back end reads, or the frames that the model reads, too."""
+    drawn = [one.outputs for one in requirements.back_ends if isinstance(one, GriffinLimConfig)]
+    return sum(drawn) or sum(front_end.features for front_end in requirements.front_ends)
 
 
 # -------------------------------------------------------------------- checkpoints

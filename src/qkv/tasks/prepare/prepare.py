@@ -28,6 +28,7 @@ from qkv.models import Config, Network
 from qkv.progress import OnStage
 from qkv.store.word_vectors import WordVectors
 from qkv.tasks.metrics import is_entity_tagging
+from qkv.tasks.prepare.aligner import SpeechAligner
 from qkv.tasks.prepare.codec import load_or_fit_codec
 from qkv.tasks.prepare.columns import check_num_classes
 from qkv.tasks.prepare.evaluation_check import check_evaluation
@@ -86,7 +87,7 @@ class PreparedRun:
     notes: list[str]  # for the user: what was skipped, truncated, held out and decided
     problems: Problems  # problems in the training files
     fields: frozenset[str] = field(default_factory=frozenset)  # the objective's fields that the records have
-    codec: ImageCodes | None = None  # what turns pictures into codes, if the model draws
+    codec: ImageCodes | SpeechAligner | None = None  # what turns pictures into codes, or aligns texts with speech
     word_vectors: WordVectors | None = None  # the initial embeddings, if the recipe has `model.vectors`
 
     def build_network(self, device: torch.device | str = "cpu") -> Network:
@@ -145,7 +146,7 @@ def _prepare(
     classes, multi_label, tags_in_order = _find_classes(recipe, train_sources, fields)
 
     payloads = find_payload_formats(recipe, fields)
-    codec, on_codec = load_or_fit_codec(recipe, train_sources, root, tokenizer.target.vocab_size)
+    codec, on_codec = load_or_fit_codec(recipe, train_sources, root, tokenizer, classes, progress)
     notes += [on_codec] if on_codec else []
     # The config depends only on the fields of the records, so it is checked before they are tokenised.
     requirements = ModelRequirements(
@@ -154,7 +155,7 @@ def _prepare(
         is_regression=spec.head == "classify" and "score" in fields,
         multi_label=multi_label,
         tags_in_order=tags_in_order,
-        has_text_pairs=spec.pair_field in fields,
+        token_types=2 if spec.pair_field in fields else spec.token_types * (len(classes) or 1),
         max_length=max(data.max_length, data.max_source_length),
         front_ends=(
             *{format.kind: format.front_end for format in payloads.values()}.values(),

@@ -39,7 +39,15 @@ MAX_SYMBOL_TEXTS = 100_000  # texts of new data whose symbols are added to a tra
 ENDLESS_TRAINING_EXAMPLES = 20_000  # examples of an endless dataset: enough to contain its whole vocabulary
 TEXT_MODALITIES = ("text", "texts", "words", "messages")
 ROLES_WITHOUT_TEXT = ("pad", "bos", "eos", "cls")  # special tokens of a model that reads no texts
-NOT_TEXT = ("label", "tags", "score", "starts")  # fields that a tokenizer does not learn from
+NOT_TEXT = (
+    "label",
+    "tags",
+    "score",
+    "starts",
+    "start",
+    "end",
+    "speaker",
+)  # fields that a tokenizer does not learn from
 
 
 def load_or_train_tokenizer(

@@ -37,6 +37,12 @@ from qkv.tasks.starters.sizes import (
     find_machine,
 )
 from qkv.tasks.starters.sounds import find_longest, sound_data_lines, sound_model_lines, sound_train_lines
+from qkv.tasks.starters.speech import (
+    speech_data_lines,
+    speech_model_lines,
+    speech_tokenizer_lines,
+    speech_train_lines,
+)
 from qkv.tasks.starters.starter import RecipeLine, Starter, find_task_name
 from qkv.tasks.table import TASKS, find_starters
 from qkv.train.recipe.schema import DataSection
@@ -140,6 +146,13 @@ def starter_recipe(
         pixels, patch = choose_image_size(summary.first)
         shapes = {"size": pixels, "patch": patch}
         model = [model[0], ("image", shapes, "pixels of a picture and of a patch"), *model[1:]]
+    elif starter.speaks:
+        longest = find_longest(summary.first)
+        sections["tokenizer"] = speech_tokenizer_lines()
+        if not base_model:
+            model, train = speech_model_lines(), speech_train_lines(longest, minutes)
+        data = [line for line in sections["data"] if line[0] not in ("max_length", "too_long")]
+        sections["data"] = [*data, *speech_data_lines(longest)]
     elif summary.has_sounds or starter.reads_sounds:
         longest = find_longest(summary.first)
         if starter.reads_sounds:

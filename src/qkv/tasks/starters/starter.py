@@ -33,6 +33,7 @@ class Starter:
     is_image_to_text: bool = False  # an encoder reads images, and a decoder writes a text
     draws: bool = False  # an encoder reads a text, and a decoder writes the codes of a picture
     reads_sounds: bool = False  # an encoder reads sounds
+    speaks: bool = False  # an encoder reads a text, and computes the spectrogram of its sound
     reads_question: bool = False  # the encoder reads a text, too
     min_epochs: float = 0.0  # the epochs that fine-tuning needs at least, for a useful result
     metric: str = ""  # the metric that selects the best weights; empty: the default of `train.metric`
