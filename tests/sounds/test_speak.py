@@ -100,6 +100,8 @@ def test_a_model_speaks_with_the_voice_and_the_durations_of_a_speaker(trained: t
     whole = model.speak("ab bc", speaker="low")
     assert whole.samples.tolist() == model.speak("AB  bc", speaker="low").samples.tolist()
     assert model.speak("abbc", speaker="low", speed=2).duration < 0.7 * whole.duration
+    long = model.speak(" ".join(["abc"] * 12), speaker="low")
+    assert long.duration == pytest.approx(12 * (model.speak("abc", speaker="low").duration - 0.06), rel=0.4)
     assert model.speak(["a", "ccc"], speaker="high")[0].samples == pytest.approx(
         model.speak("a", speaker="high").samples, abs=1e-3
     )
@@ -111,7 +113,7 @@ def test_wrong_calls_say_what_to_do(trained: tuple[Path, qkv.Model]) -> None:
         (lambda: model.speak("a", speaker="hihg"), "did you mean 'high'"),
         (lambda: model.speak(" "), "text 1 is empty"),
         (lambda: model.speak(["a", "a7"]), "text 2 has '7'"),
-        (lambda: model.speak("a" * 400), "speak it in parts"),
+        (lambda: model.speak("a" * 400), "is too long to be spoken"),
         (lambda: model.speak("a", speed=9), "at most 4"),
         (lambda: model.speak("a").save("said.mid"), r"name it said\.wav"),
         (lambda: qkv.new("bert-tiny").speak("a"), "speak"),

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 
 from qkv.data.builtin import find_dataset
-from qkv.data.builtin.spoken_digits import SpokenDigits
+from qkv.data.builtin.spoken_digits import DigitVoices, SpokenDigits
 from qkv.sounds.files import read_samples
 from qkv.sounds.formants import DIGITS, RATE, VOWELS, Voice, add_harmonics, say_digits
 
@@ -44,3 +44,11 @@ def test_the_spectrum_of_a_vowel_has_its_formants() -> None:
 
     assert near(2_290) > 5 * near(1_200)
     assert near(270) > 5 * near(1_200)
+
+
+def test_named_voices_are_in_all_splits_and_differ_in_pitch() -> None:
+    data = DigitVoices()
+    examples = [data.example(split, number) for split in data.splits for number in range(24)]
+    assert {one["speaker"] for one in examples} == set(DigitVoices.speakers)
+    assert {len(one["text"].split()) for one in examples} == {1, 2, 3}
+    assert read_samples(examples[0]["audio"], RATE).std() > 0.01

@@ -20,6 +20,7 @@ DATASETS = OpenTable[type[BuiltinDataset]](
         "scene-pairs": "qkv.data.builtin.scenes:ScenePairs",
         "scene-objects": "qkv.data.builtin.scenes:SceneObjects",
         "spoken-digits": "qkv.data.builtin.spoken_digits:SpokenDigits",
+        "digit-voices": "qkv.data.builtin.spoken_digits:DigitVoices",
         "scene-drawings": "qkv.data.builtin.scenes:SceneDrawings",
     },
 )

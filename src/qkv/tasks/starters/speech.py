@@ -14,7 +14,7 @@ MINUTES = 10.0
 
 def speech_length(longest: float) -> int:
     """The positions of a sequence, for clips of which the longest of the first has these seconds."""
-    return 10 * ceil((max(MARGIN * longest, min(3 * longest, JOINED_SECONDS)) / POSITION + 1) / 10)
+    return 10 * ceil((max(MARGIN * longest, JOINED_SECONDS) / POSITION + 1) / 10)
 
 
 def speech_data_lines(longest: float) -> list[RecipeLine]:

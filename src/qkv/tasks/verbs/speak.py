@@ -102,7 +102,7 @@ class SpeechScorer(TaskScorer):
                 f"{unknown:,} records have no speaker that the model knows: spoken by {self.config.speakers[0]!r}"
             )
         spoken = speak_texts(model, [one.fields["text"] for one in records], voices, 1.0)
-        return [(log_mel([one.samples], self.config.frames).numpy(), None) for one in spoken]
+        return [(log_mel([one], self.config.frames).numpy(), None) for one in spoken]
 
     def find_voice(self, record: Record) -> str | None:
         """The speaker of a record, if the model knows it."""
@@ -153,9 +153,9 @@ class SpeakTask(RecordTask):
             SpokenText(
                 source=text,
                 rate=rate,
-                duration=round(len(one.samples) / rate, 3),
-                b64_wav=b64encode(encode_sound(one.samples, rate, "wav")).decode(),
-                samples=one.samples,
+                duration=round(len(one) / rate, 3),
+                b64_wav=b64encode(encode_sound(one, rate, "wav")).decode(),
+                samples=one,
             )
             for text, one in zip(texts, found, strict=True)
         ]
