@@ -29,7 +29,7 @@ class SpokenDigits(BuiltinDataset):
     name = "spoken-digits"
     description = "English digits, spoken by a synthesiser in 400 voices"
     licence = "none needed: the sounds are generated"
-    fields = ("audio", "text")
+    fields: tuple[str, ...] = ("audio", "text")
 
     def length(self, split: str) -> None:
         """Return None, because every split is endless."""
