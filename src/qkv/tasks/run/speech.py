@@ -18,7 +18,7 @@ from qkv.tasks.run.example_batches import ExampleBatches
 from qkv.tasks.text_model import TextModel
 
 
-class Piece(NamedTuple):
+class SpokenPiece(NamedTuple):
     """A text, or a part of a text that is too long for the model: the number of the text, its words, and its voice."""
 
     owner: int
@@ -36,7 +36,7 @@ def speak_texts(
         if name is not None and name not in known:
             raise UsageError(f"speaker = {name!r} is not a voice of this model; {suggest_name(name, known)}")
     pieces = [
-        Piece(number, " ".join(text.split()), known[config.speakers[0] if name is None else name])
+        SpokenPiece(number, " ".join(text.split()), known[config.speakers[0] if name is None else name])
         for number, (text, name) in enumerate(zip(texts, speakers, strict=True))
     ]
     limit = model.config.stack.max_positions
@@ -58,7 +58,7 @@ def speak_texts(
     return [np.concatenate(parts) for parts in found]
 
 
-def predict_durations(model: TextModel, pieces: Sequence[Piece], speed: float) -> list[SpokenTokens]:
+def predict_durations(model: TextModel, pieces: Sequence[SpokenPiece], speed: float) -> list[SpokenTokens]:
     """The tokens of each piece, and how long they are spoken. A piece that is too long has no durations."""
     vocabulary, limit = SpeechVocabulary(model.tokenizer), model.config.stack.max_positions
     ids = [vocabulary.wrap(encode_text(model, one.text, one.owner + 1)) for one in pieces]
@@ -72,7 +72,7 @@ def predict_durations(model: TextModel, pieces: Sequence[Piece], speed: float) -
     return spoken
 
 
-def halve(piece: Piece) -> list[Piece]:
+def halve(piece: SpokenPiece) -> list[SpokenPiece]:
     """The first and the second half of the words of a piece."""
     words = piece.text.split()
     if len(words) < 2:
