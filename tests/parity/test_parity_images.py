@@ -10,6 +10,8 @@ from reference_models import apart, disturb, transformers
 import qkv
 from qkv.errors import QkvError
 from qkv.images.files import load_image
+from qkv.models.tables import find_architecture, read_config
+from qkv.models.tables.summary import summarise_model
 
 pytest.importorskip("PIL", reason="images need Pillow, which is not installed")
 from PIL import Image
@@ -73,6 +75,13 @@ def test_a_classifier_of_images(tmp_path):
     assert torch.equal(*(one(images, return_tensors="pt").pixel_values for one in (processor, VIT)))
     m.save(tmp_path / "own")
     assert qkv.load(tmp_path / "own").classify(images[0]).to_dict() == m.classify(images[0]).to_dict()
+
+
+def test_the_flops_of_an_image_are_those_of_the_paper():
+    """ViT-B/16: 17.6 billion multiplications and additions for an image of 224 × 224 pixels."""
+    config = read_config(find_architecture("vit"), {"architectures": ["ViTModel"], "hidden_act": "gelu"})
+    flops = summarise_model(config).flops_per_input["patches"]
+    assert flops == pytest.approx(2 * 17.58e9, rel=0.005)
 
 
 @pytest.mark.parametrize("has_pooler", [True, False])

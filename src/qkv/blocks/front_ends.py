@@ -37,6 +37,10 @@ class FrontEndConfig(ABC):
         """The only size of its inputs; None if they have different sizes."""
         return None
 
+    def flops(self, size: tuple[int, int], width: int) -> int | None:
+        """The FLOPs of the front end for an input of this size and a model of this width; None if it does not say."""
+        return None
+
     @abstractmethod
     def length(self, size: tuple[int, int]) -> int:
         """Return the number of placeholders of an input of this size: (rows, columns) of patches, or (frames, 1)."""

@@ -56,6 +56,17 @@ class PatchesConfig(FrontEndConfig):
         """All images have this size in patches."""
         return self.grid
 
+    def flops(self, size: tuple[int, int], width: int) -> int:
+        """The FLOPs of the linear map of all patches, or of the convolutions."""
+        patches = size[0] * size[1]
+        if self.stem == "linear":
+            return 2 * patches * self.features * width
+        total, side = 0, self.patch  # of a patch in pixels, before each convolution
+        for channels, out in conv_channels(self.patch, width):
+            total += 2 * patches * side**2 * 9 * channels * out
+            side //= 2
+        return total
+
     @property
     def grid(self) -> tuple[int, int]:
         """The rows and columns of patches of an image."""
@@ -64,6 +75,17 @@ class PatchesConfig(FrontEndConfig):
     def length(self, size: tuple[int, int]) -> int:
         """The number of patches, and the class token."""
         return size[0] * size[1] + self.class_token
+
+
+def conv_channels(patch: int, width: int) -> list[tuple[int, int]]:
+    """The channels before and after each convolution of the stem: each one halves the image.
+
+    >>> conv_channels(4, 256)
+    [(3, 128), (128, 256)]
+    """
+    count = patch.bit_length() - 1
+    after = [max(64, width // 2)] * (count - 1) + [width]
+    return list(zip([3, *after[:-1]], after, strict=True))
 
 
 PATCHES = FrontEndKind(PatchesConfig, lazy_function("qkv.images.patches:Patches"))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from qkv.blocks.inputs import Payload
 from qkv.blocks.position import grid_positions, grid_sinusoids
-from qkv.images.config import PatchesConfig
+from qkv.images.config import PatchesConfig, conv_channels
 
 
 class Patches(nn.Module):
@@ -61,11 +61,8 @@ def conv_layers(patch: int, width: int, bias: bool) -> list[nn.Module]:
     64.
     """
     layers: list[nn.Module] = []
-    channels, count = 3, patch.bit_length() - 1
-    for number in range(count):
-        out = width if number == count - 1 else max(64, width // 2)
+    for channels, out in conv_channels(patch, width):
         layers += [nn.Conv2d(channels, out, 3, padding=1, bias=bias), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
-        channels = out
     return layers
 
 

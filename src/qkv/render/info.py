@@ -40,6 +40,9 @@ def print_info(name: str, config: Config, summary: ModelSummary, console: Consol
     if summary.unstated_flops:
         flops = f"unknown: {', '.join(summary.unstated_flops)} without FLOPs"
     costs.add_row(f"compute per token, at {summary.context_length:,} tokens", flops)
+    for kind, flops_of_one in summary.flops_per_input.items():
+        what = "image, with its patches" if kind == "patches" else f"input of {kind}"
+        costs.add_row(f"compute per {what}", f"{format_count(flops_of_one, 'FLOP')} forward")
     costs.add_row("memory of the weights", _format_sizes(summary.weight_bytes))
     if summary.cache_bytes_per_token["float32"]:
         costs.add_row("cache per token", _format_sizes(summary.cache_bytes_per_token))

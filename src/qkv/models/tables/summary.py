@@ -36,8 +36,9 @@ class ModelSummary:
     total: int
     active: int  # the parameters that a token uses: in a mixture, those of its experts only
     tied: bool  # whether the output matrix is the embedding
-    flops_forward: int  # per token, without the parts in `unstated_flops`
+    flops_forward: int  # per token, without front ends and the parts in `unstated_flops`
     flops_training: int  # per token, forward and backward
+    flops_per_input: dict[str, int]  # by the front end: reading one image, all of whose vectors go through one stack
     unstated_flops: tuple[str, ...]  # registered parts that do not state their FLOPs
     weight_bytes: dict[str, int]  # per dtype
     cache_bytes_per_token: dict[str, int]  # per dtype: the keys and values of self-attention
@@ -83,6 +84,7 @@ def summarise_model(
         tied=config.head.tied,
         flops_forward=flops,
         flops_training=3 * (flops + 2 * _future_weights(config)),
+        flops_per_input=_input_flops(config),
         unstated_flops=forward.unstated,
         weight_bytes=_bytes(total),
         cache_bytes_per_token=_bytes(decoding.cached),
@@ -144,11 +146,24 @@ def _ends_cost(config: Config) -> PartCost:
     total = PartCost({}, 0)
     for one in config.front_ends:
         number = count_new_parameters(partial(FRONT_ENDS[one.kind].module, one, config.stack.width))
-        total += PartCost({"front ends": number}, 0, unstated=(f"front end = {one.kind!r}",))
+        is_stated = one.example_size is not None and one.flops(one.example_size, config.stack.width) is not None
+        total += PartCost({"front ends": number}, 0, unstated=() if is_stated else (f"front end = {one.kind!r}",))
     for end in config.back_ends:
         number = count_new_parameters(partial(BACK_ENDS[end.kind].module, end))
         total += PartCost({"back ends": number}, 0, unstated=(f"back end = {end.kind!r}",))
     return total
+
+
+def _input_flops(config: Config) -> dict[str, int]:
+    """The FLOPs of each front end and of the stack that reads its vectors, if all inputs have one size."""
+    name, stack = next(iter(config.stacks.items()))
+    found = {}
+    for one in config.front_ends:
+        flops = None if one.example_size is None else one.flops(one.example_size, stack.width)
+        if flops is not None and one.example_size is not None:
+            length = one.length(one.example_size)
+            found[one.kind] = flops + length * (_forward_cost(config, name, stack, length).flops or 0)
+    return found
 
 
 def _final_norm_cost(stack: StackConfig) -> PartCost:
