@@ -18,9 +18,9 @@ def write_data(folder: Path, kind: str) -> Path:
         (folder / "clips" / name).mkdir(parents=True)
         for number in range(6):
             path = folder / "clips" / name / f"{number}.wav"
-            path.write_bytes(encode(tone(hertz, 0.5, seed=number)))
+            path.write_bytes(encode(tone(hertz, 1.5, seed=number)))
             rows.append(
-                f"{path.relative_to(folder)}\tsay {name} now\t{name}\tspeaker {number}\t0.1\t{0.3 + number / 100}"
+                f"{path.relative_to(folder)}\tsay {name} now\t{name}\tspeaker {number}\t0.1\t{1.1 + number / 100}"
             )
     (folder / "clips.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     return folder / ("clips" if kind == "folder" else "clips.tsv")
@@ -32,12 +32,20 @@ def test_the_recipe_of_init_trains(verb: str, kind: str, tmp_path: Path, run_qkv
     run_qkv(["init", verb, str(data), "--out", str(out)])
     recipe = read(out)
     assert recipe.model.overrides["audio"] == {"rate": 16_000, "mels": 80, "stride": 4}
-    assert recipe.data.max_length == (30 if kind == "folder" else 20)
+    assert recipe.data.max_length == (60 if kind == "folder" else 50)
     cache = f"data.cache_dir={tmp_path / 'cache'}"
     run_qkv(["train", str(out), f"run={tmp_path / 'run'}", cache, "data.valid_fraction=0.3", "model.width=16", *SHORT])
     model = qkv.load(tmp_path / "run")
     found = getattr(model, verb)(tmp_path / "clips" / "yes" / "0.wav")
-    assert found.label in ("yes", "no") if verb == "classify" else found.duration == 0.5
+    assert found.label in ("yes", "no") if verb == "classify" else found.duration == 1.5
+
+
+def test_sounds_that_are_too_short_for_their_transcripts_are_an_error(tmp_path: Path, run_qkv: Any) -> None:
+    data, out = write_data(tmp_path, "table"), tmp_path / "recipe.toml"
+    data.write_text(data.read_text(encoding="utf-8").replace("now", "now " * 40), encoding="utf-8")
+    run_qkv(["init", "transcribe", str(data), "--out", str(out)])
+    settings = [f"run={tmp_path / 'run'}", f"data.cache_dir={tmp_path / 'cache'}", *SHORT]
+    assert "too few frames for their transcripts" in run_qkv(["train", str(out), *settings], 1).err
 
 
 def test_init_without_a_file_writes_an_example(tmp_path: Path, run_qkv: Any) -> None:

@@ -14,6 +14,8 @@ from sound_files import encode, tone
 
 import qkv
 from qkv.errors import UsageError
+from qkv.inside.doctor.subject import Subject, random_batch
+from qkv.inside.doctor.table import run_check
 from qkv.serve.http.form import parse_form
 from qkv.sounds import files as sound_files_of_qkv
 from qkv.sounds.files import Samples
@@ -187,6 +189,18 @@ def test_a_form_is_read_as_it_was_written(content: bytes, text: str) -> None:
     values, files = parse_form(request.read(), request.headers["content-type"])
     assert files == {"file": content}
     assert (values["text"], values["a"]) == (text, ["1", "2"])
+
+
+def test_the_doctor_finds_nothing_and_finds_a_deaf_model(trained: tuple[Path, qkv.Model], run_qkv: Any) -> None:
+    shown = run_qkv(["doctor", str(trained[0] / "run")]).out
+    assert "✗" not in shown, shown
+    assert "another payload changes the outputs" in shown
+    deaf = qkv.load(trained[0] / "run").network
+    for parameter in deaf.front_ends.parameters():
+        parameter.data.zero_()
+    found = run_check("payload", Subject(deaf, None, random_batch(deaf.config), has_random_batch=True))
+    assert found.status == "failed"
+    assert "ignores it" in found.advice
 
 
 def test_noise_is_not_a_transcript(trained: tuple[Path, qkv.Model]) -> None:

@@ -197,4 +197,4 @@ def describe_front_ends(config: Any) -> dict[str, dict[str, Any]]:
 
 def reads_files(config: Any) -> bool:
     """Whether a model with this config reads the content of files: images or sounds."""
-    return bool(describe_front_ends(config))
+    return not describe_front_ends(config).keys().isdisjoint(("image", "audio"))

@@ -53,8 +53,8 @@ class LogMelConfig(FrontEndConfig):
         return max(1, -(-num_samples // self.hop))
 
     def length(self, size: tuple[int, int]) -> int:
-        """The number of vectors of (frames, 1)."""
-        return -(-size[0] // self.stride)
+        """The number of vectors of (frames, 1); 0 for any other size, which is not that of a sound."""
+        return -(-size[0] // self.stride) if size[1] == 1 else 0
 
 
 LOG_MEL = FrontEndKind(LogMelConfig, lazy_function("qkv.sounds.front_end:Convolutions"))

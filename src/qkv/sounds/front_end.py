@@ -6,13 +6,24 @@ another one, and none sees its neighbours.
 k sounds, n frames of all sounds, m vectors of all sounds, L frames of the layout, F mel bands, C model width
 """
 
+from math import log
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.blocks.inputs import Payload
-from qkv.blocks.position import sinusoids
 from qkv.sounds.config import LogMelConfig
+
+
+def whisper_positions(index: Tensor, width: int) -> Tensor:
+    """Sines, then cosines, of wavelengths from 2π to 10000 · 2π: (m,) → (m, C), as in Whisper."""
+    half = width // 2
+    rates = torch.exp(
+        torch.arange(half, device=index.device, dtype=torch.float32) * (-log(10_000.0) / max(1, half - 1))
+    )
+    angles = index[:, None].float() * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
 class Convolutions(nn.Module):
@@ -37,7 +48,7 @@ class Convolutions(nn.Module):
         index = rows - (slots.cumsum(0) - slots)[number]  # within the sound
         is_vector = index < lengths[number]
         x, index = x[is_vector], index[is_vector]
-        return x + sinusoids(index, self.width).to(x.dtype) if self.config.positions == "sinusoidal" else x
+        return x + whisper_positions(index, self.width).to(x.dtype) if self.config.positions == "sinusoidal" else x
 
     def lay_out(self, values: Tensor, frames: Tensor, starts: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
         """Frames (n, F) with zeros between the sounds, (L, F), and which of them are frames, (L,)."""

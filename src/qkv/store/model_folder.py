@@ -293,7 +293,7 @@ def check_vocabulary(tokenizer: Tokenizer | None, config: Config, path: Path) ->
     if tokenizer is None:
         return
     for side, stack in ((tokenizer, config.encoder), (tokenizer.target, config.decoder)):
-        if stack is not None and side.vocab_size > stack.vocab_size:
+        if stack is not None and side.vocab_size > stack.vocab_size > 0:
             raise QkvError(
                 f"{path}: the tokenizer has {side.vocab_size} ids, but the model's vocabulary has only "
                 f"{stack.vocab_size}; use the tokenizer of this model"

@@ -20,7 +20,7 @@ from qkv.store.staged_folder import staged_folder
 from qkv.store.weights import check_not_quantized, quantize_rows, write_weights
 from qkv.text import Tokenizer
 
-HF_FRONT_ENDS = ("patches",)  # front ends that some architecture of transformers has
+HF_FRONT_ENDS = ("patches", "log-mel")  # front ends that some architecture of transformers has
 FORMATS = ("qkv", "hf", "ctranslate2", "onnx", "gguf")
 
 

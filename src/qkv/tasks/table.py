@@ -46,6 +46,8 @@ def find_task(config: Config) -> Task:
     if config.task is not None and config.task not in TASKS:
         raise UsageError(TASKS.describe_unknown(config.task, "the task of this model"))
     own = () if config.task is None else (TASKS[config.task],)
+    if any(front_end.kind == "log-mel" for front_end in config.front_ends):  # Whisper's folders do not name the task
+        own = (*own, TASKS["transcribe"])
     for task in itertools.chain(own, TASKS.values()):  # modules of tasks are imported one at a time
         if task.supports(config):
             return task

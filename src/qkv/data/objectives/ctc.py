@@ -6,6 +6,7 @@ transcript after equal neighbours are merged and blanks are removed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,13 @@ class CTCObjective(RecordObjective):
         width = -(-longest // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
         self.labels = (Label("targets", "document", width=width, counts_values=True),)
         self.count_records()
+
+    def count_records(self) -> None:
+        """Records with too few frames count as skipped, too."""
+        super().count_records()
+        num_short = int((self.required_lengths(slice(None))[:, 0] == 0).sum())
+        counts = self.counts
+        self.counts = replace(counts, examples=counts.examples - num_short, skipped=counts.skipped + num_short)
 
     def required_lengths(self, examples: IntArray | slice) -> IntArray:
         """The number of frames of each source: (n, 1); 0 if they are too few for the target."""

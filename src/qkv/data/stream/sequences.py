@@ -292,7 +292,8 @@ def check_datasets(datasets: Mapping[str, Objective]) -> None:
         if objective.counts.examples == 0:
             where = f" in {name!r}" if name else ""
             next_step = (
-                'The skipped records are too long: raise max_length, or set too_long = "truncate"'
+                'The skipped records are too long: raise max_length, or set too_long = "truncate". Sounds may '
+                "have too few frames for their transcripts: lower stride in [model.audio]"
                 if objective.counts.skipped
                 else "Every record is empty: check that the right file and column are read"
             )

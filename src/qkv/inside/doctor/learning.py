@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from qkv.blocks import Inputs
 from qkv.data.load.batch import Batch
 from qkv.inside.doctor.finding import Finding, failed, passed, skipped, warned
 from qkv.inside.doctor.subject import Subject, keep_labels, take_sequences
@@ -41,6 +42,16 @@ def no_loss() -> Finding:
     return skipped("the model has no head with a loss", "give a recipe to examine how it is trained")
 
 
+def reads_tokens(inputs: Inputs) -> bool:
+    """Whether a token of these inputs keeps its embedding: not all of them are placeholders of a payload."""
+    is_token = torch.ones(inputs.ids.numel(), dtype=torch.bool, device=inputs.ids.device)
+    if inputs.document_ids is not None:
+        is_token = inputs.document_ids.flatten() != 0
+    for payload in inputs.payloads.values():
+        is_token = is_token.index_fill(0, payload.rows, False)
+    return bool(is_token.any())
+
+
 def check_gradients(subject: Subject) -> Finding:
     """Every parameter that is trained must get a finite gradient that is not 0."""
     if not subject.has_loss:
@@ -49,6 +60,8 @@ def check_gradients(subject: Subject) -> Finding:
     trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
     if "classes" not in subject.batch.labels:  # the next-sentence head is not trained by this objective
         trained = {name: p for name, p in trained.items() if not name.startswith("head.sentence.")}
+    if not reads_tokens(subject.batch.inputs):  # the vectors of a front end replace those of all tokens
+        trained.pop("embedding.token.weight", None)
     optimizer = torch.optim.AdamW(trained.values(), lr=1e-4)
     reached: set[str] = set()
     for _ in range(GRADIENT_STEPS):

@@ -5,7 +5,7 @@ common_rows    rows that several architectures share
 presets        the configs of published models
 summary        the parameters, FLOPs and memory of a model
 image_rows     rows of models of images
-bert  distilbert  modernbert  esm  gpt2  gpt_neox  llama  gemma2  t5  bart  vit  clip
+bert  distilbert  modernbert  esm  gpt2  gpt_neox  llama  gemma2  t5  bart  whisper  vit  clip
                one table for each architecture
 """
 
@@ -58,6 +58,7 @@ ARCHITECTURES: "OpenTable[Architecture]" = OpenTable(
         "bart": "qkv.models.tables.bart:BART",
         "mbart": "qkv.models.tables.bart:MBART",
         "marian": "qkv.models.tables.bart:MARIAN",
+        "whisper": "qkv.models.tables.whisper:WHISPER",
         "vit": "qkv.models.tables.vit:VIT",
         "clip_vision_model": "qkv.models.tables.clip:VISION",
         "clip_text_model": "qkv.models.tables.clip:TEXT",

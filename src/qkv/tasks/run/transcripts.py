@@ -42,16 +42,30 @@ class TranscribedSound(NamedTuple):
 
 
 def transcribe_sounds(
-    model: TextModel, values: Sequence[Any], beam: int, rate: int | None = None
+    model: TextModel, values: Sequence[Any], beam: int, rate: int | None = None, language: str = ""
 ) -> list[TranscribedSound]:
-    """The transcripts of sounds of any length: paths, the bytes of files, or samples at `rate`."""
+    """The transcripts of sounds of any length: paths, the bytes of files, or samples at `rate`.
+
+    An encoder-decoder gives no times of words.
+    """
     format = find_format(model.config)
     assert isinstance(format, SoundFormat)
     texts: list[list[str]] = [[] for _ in values]
     words: list[list[TimedWord]] = [[] for _ in values]
     seconds = [0.0] * len(values)
-    windows = find_windows(format, values, model.config.stack.max_positions, rate)
+    is_ctc, encoder = model.config.head.kind == "ctc", model.config.encoder
+    assert encoder is not None
+    longest = encoder.max_positions * format.front_end.seconds
+    windows = find_windows(format, values, min(WINDOW_SECONDS, longest) if is_ctc else longest, rate)
     while chunk := list(islice(windows, model.batch_size)):
+        if not is_ctc:
+            from qkv.tasks.run.spoken_text import generate_texts
+
+            found_texts = generate_texts(model, format, [window for _, window in chunk], beam, language)
+            for (owner, window), text in zip(chunk, found_texts, strict=True):
+                texts[owner].append(text)
+                seconds[owner] = (window.start + len(window.samples)) / format.front_end.rate
+            continue
         log_probs = compute_log_probs(model, format, [window for _, window in chunk])
         for (owner, window), one in zip(chunk, log_probs, strict=True):
             start = window.start / format.front_end.rate
@@ -66,15 +80,14 @@ def transcribe_sounds(
 
 
 def find_windows(
-    format: SoundFormat, values: Iterable[Any], max_positions: int, rate: int | None
+    format: SoundFormat, values: Iterable[Any], max_seconds: float, rate: int | None
 ) -> Iterator[tuple[int, SoundWindow]]:
     """The windows of all sounds, each with the number of its sound."""
     config = format.front_end
-    longest = min(WINDOW_SECONDS, max_positions * config.seconds)
     for number, value in enumerate(values):
         given = Samples(value, rate or config.rate) if isinstance(value, np.ndarray) else value
         try:
-            for window in split_sound(given, config.rate, longest):
+            for window in split_sound(given, config.rate, max_seconds):
                 yield number, window
         except BadSound as bad:
             raise UsageError(f"audio {number + 1}: {bad.reason}") from None

@@ -32,6 +32,9 @@ class TranscribeOptions(TaskOptions):
     rate: Annotated[
         int | None, Limits(1, 768_000), "Samples in a second of an array. Default: the rate of the model."
     ] = None
+    language: Annotated[
+        str, "The language that a model such as Whisper writes, as in en. Default: the most likely."
+    ] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,14 +169,20 @@ class TranscribeTask(RecordTask):
     Options, EvalOptions, results, scorers = TranscribeOptions, TranscribeEvaluation, (Transcript,), (TranscriptScorer,)
     starter = Starter("The text of a sound.", "clips.tsv", 500, reads_sounds=True)
 
+    def supports(self, config: Config) -> bool:
+        """Whether a model reads sounds, and has a CTC head, or a decoder that writes texts."""
+        writes_text = config.family == "seq2seq" and config.head.kind == "lm"
+        reads_sounds = any(front_end.kind == "log-mel" for front_end in config.front_ends)
+        return reads_sounds and (writes_text or super().supports(config))
+
     def decode(self, model: TextModel, texts: Sequence[Any], options: TranscribeOptions) -> list[Transcript]:
         """The transcript of each sound: a path, the bytes of a file, or an array of samples.
 
-        A long sound is read in windows, which are cut where it is quiet.
+        A long sound is read in windows, which are cut where it is quiet. A model of Whisper gives no times of words.
         """
         from qkv.tasks.run.transcripts import transcribe_sounds
 
-        found = transcribe_sounds(model, texts, options.beam, options.rate)
+        found = transcribe_sounds(model, texts, options.beam, options.rate, options.language)
         return [Transcript(one.text, [SpokenWord(*word) for word in one.words], one.seconds) for one in found]
 
     def map_payloads(self, value: Any, function: Callable[[Any], Any]) -> Any:
