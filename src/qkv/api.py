@@ -56,6 +56,8 @@ REPORT_COMMAND_OPTIONS = {
     "json": "for JSON values, call .to_dict() of the result",
 }
 """Option of `qkv report` that `qkv.report` does not have → what to use instead."""
+TABLE_KEYS = ("data.train", "data.valid", "data.test")
+"""Keys of a recipe whose value can be a table in memory."""
 EXPORT_FORMATS = ("hf", "ctranslate2", "onnx", "gguf")
 
 
@@ -125,7 +127,8 @@ def train(recipe: str | Path, *, watcher: "Watcher | None" = None, **overrides: 
     """Train a model from a recipe file or a built-in recipe, or resume the run in a folder.
 
     The model is also saved in the folder of the run. `overrides` are named by recipe keys with dots, as on the command
-    line. The methods of `watcher` are called during training.
+    line. `data.train`, `data.valid` and `data.test` can also be tables in memory: pandas or Polars frames, Arrow
+    tables, datasets, or records (`qkv.data.tables`). The methods of `watcher` are called during training.
 
     >>> train("dates", **{"train.minutes": 5, "run": "runs/a"})     # doctest: +SKIP
     """
@@ -134,11 +137,21 @@ def train(recipe: str | Path, *, watcher: "Watcher | None" = None, **overrides: 
 
     if not isinstance(watcher, Watcher | None):
         raise UsageError(f"watcher must be a qkv.train.watch.Watcher, got {describe_value(watcher)}; subclass it")
-    arguments = [_format_override(name, value) for name, value in overrides.items()]
+    values = {name: _save_if_table(value) if name in TABLE_KEYS else value for name, value in overrides.items()}
+    arguments = [_format_override(name, value) for name, value in values.items()]
     trained = training.train(training.open_recipe(recipe, arguments), watch=watcher)
     for note in trained.notes:
         log.warning("%s: %s", trained.recipe.run, note)
     return Model(trained.config, trained.network.eval(), trained.tokenizer, trained.notes)
+
+
+def _save_if_table(value: Any) -> Any:
+    """The path of a file with the rows of a table in memory; any other value as it is."""
+    from qkv.data.tables import is_table, save_table
+    from qkv.tasks.prepare.sources import cache_root
+    from qkv.train.recipe.schema import DataSection
+
+    return save_table(value, cache_root(DataSection()) / "tables") if is_table(value) else value
 
 
 def _format_override(name: str, value: Any) -> str:
@@ -506,7 +519,7 @@ class Model(TaskCalls):
 
     def evaluate(
         self,
-        data: str | Sequence[str] | Mapping[str, str],
+        data: Any,
         *,
         columns: Mapping[str, str] | None = None,
         format: str = "",
@@ -515,7 +528,7 @@ class Model(TaskCalls):
         resamples: int = DEFAULT_RESAMPLES,
         **options: Any,
     ) -> Evaluation:
-        """Evaluate the model on files or a built-in dataset, as `qkv eval` does.
+        """Evaluate the model on files, a built-in dataset or a table in memory, as `qkv eval` does.
 
         `columns` maps fields to columns, `limit` is the size of a random sample of the records, and `resamples` is the
         number of bootstrap samples of the confidence intervals (0: none). The columns of a table without a header line
@@ -528,6 +541,7 @@ class Model(TaskCalls):
 
         task = find_task(self.config)
         notes: list[str] = []
+        data = _save_if_table(data)
         records = load_records(task, data, columns=columns, format=format, max_records=limit, notes=notes)
         for note in notes:
             log.warning("%s: %s", data, note)

@@ -200,8 +200,10 @@ def map_texts(
     """
     if isinstance(texts, str | tuple) or (modality != "text" and not MODALITIES[modality].check(texts)):
         return run([texts])[0]
-    if hasattr(texts, "tolist"):  # an array, or a column of a data frame
-        texts = texts.tolist()
+    if not isinstance(texts, list):
+        from qkv.data.tables import column_values  # `qkv run` does not need it
+
+        texts = column_values(texts)
     if isinstance(texts, Sequence) and not isinstance(texts, bytes | bytearray | memoryview):
         return run(texts)
     if isinstance(texts, Iterable) and not isinstance(texts, Mapping | Set | bytes | bytearray | memoryview):

@@ -36,7 +36,7 @@ from qkv.progress import OnProgress
 from qkv.tasks.prepare.columns import UnrecognisedColumns, check_columns, match_columns
 from qkv.train.recipe.schema import DataSection, Recipe
 
-CACHE_ENTRIES = ("contents.json", "tokenizers", "codecs")
+CACHE_ENTRIES = ("contents.json", "tokenizers", "codecs", "tables")
 """The entries of the folder of tokenised data, besides the folders of token caches."""
 DataSplit = Literal["train", "valid", "test"]
 """The name of a split, as in the recipe's keys and the built-in datasets."""
