@@ -392,3 +392,23 @@ def test_only_attentions_and_blocks_have_a_cache(slot: Any) -> None:
     with pytest.raises(ValueError, match="cache is for an attention or a block"):
         qkv.register_part(slot, "mine", build=Silent, cache=lambda config: {"h": (2,)}, place="embedding")
     assert "mine" not in PARTS[slot]
+
+
+class Unset(nn.Module):
+    """A feed-forward whose weights are whatever is in memory."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.empty(config.width, config.width))
+
+    def forward(self, x: Tensor, tap: Any = None) -> Tensor:
+        return x @ self.up
+
+
+def test_parameters_that_nothing_samples_are_an_error(own: None) -> None:
+    qkv.register_part("feedforward", "silent", build=Unset)
+    with pytest.raises(qkv.QkvError, match=r"decoder.blocks.0.ffn.up has no first values: .*pass init="):
+        build(config_with("silent"))
+    assert not torch.are_deterministic_algorithms_enabled()
+    qkv.register_part("feedforward", "silent", build=Unset, init=lambda m, _: nn.init.ones_(m.up), replace=True)
+    assert build(config_with("silent")).decoder.blocks[0].ffn.up.mean() == 1

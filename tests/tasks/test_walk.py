@@ -261,3 +261,7 @@ def test_a_missing_plugin_says_how_to_import_it(capsys: pytest.CaptureFixture[st
     with pytest.raises(qkv.QkvError, match=r"r.toml: needs the plugin walk_parts: pass --import walk_parts"):
         qkv.train.recipe.recipe_file.read("r.toml")
     assert open_recipe("r.toml").plugins == (PLUGIN,)
+    forget_plugin()
+    Path("other_plugin.py").write_text("")
+    assert open_recipe("r.toml", ["plugins=['other_plugin']"]).plugins == ("other_plugin",), "the file needs its own"
+    sys.modules.pop("other_plugin")

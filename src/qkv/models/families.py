@@ -1,6 +1,7 @@
 """The three families of models, and the function that builds a network of any family from a config."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -8,10 +9,11 @@ import torch
 from torch import nn
 
 from qkv.blocks import Embedding, Head, initialise, make_stack
-from qkv.errors import UsageError, shorten
+from qkv.errors import QkvError, UsageError, shorten
 from qkv.models.config import Config
 from qkv.models.network import Network
-from qkv.models.runtime import SkipTorchInit
+from qkv.models.runtime import SkipTorchInit, mark_uninitialised
+from qkv.plugins import find_plugins
 
 
 class Decoder(Network):
@@ -76,10 +78,24 @@ def build(config: Config, *, device: torch.device | str = "cpu", dtype: torch.dt
     if torch.device(device).type == "meta":
         with torch.device(device), SkipTorchInit():
             return FAMILIES[config.family](config).to(dtype)
-    with torch.device(device):
+    plugins = find_plugins(config.list_parts())
+    with torch.device(device), mark_uninitialised() if plugins else nullcontext():
         network = FAMILIES[config.family](config).to(dtype)
-    _initialise(network)
+        _initialise(network)
+    if plugins:
+        _check_initialised(network)
     return network
+
+
+def _check_initialised(network: nn.Module) -> None:
+    """Raise an error if a registered part leaves parameters as they were in memory."""
+    for name, parameter in network.named_parameters():
+        if bool(parameter.isnan().any()):
+            raise QkvError(
+                f"{name} has no first values: neither __init__ of its module nor qkv samples it, because it is not the "
+                "weight of a linear map, an embedding or a norm; pass init=… to qkv.register_part, or fill it in "
+                "__init__, as with torch.randn"
+            )
 
 
 def _initialise(network: Network) -> None:

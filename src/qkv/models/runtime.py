@@ -72,6 +72,17 @@ class SkipTorchInit(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+@contextmanager
+def mark_uninitialised() -> Iterator[None]:
+    """A context in which memory that nothing has written holds NaN, also in modules that are not of qkv."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
 def free_memory(device: torch.device) -> int | None:
     """The free memory of a device in bytes; None if it is unknown."""
     if device.type == "cuda":

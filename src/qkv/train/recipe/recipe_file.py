@@ -67,13 +67,13 @@ def loads(text: str, where: str = "the recipe") -> Recipe:
 
 
 def import_plugins_of(name: str | Path, overrides: Sequence[str] = ()) -> None:
-    """Import the plugins that a recipe or an override names. Only a command that trains the recipe does this."""
+    """Import the plugins that a recipe and an override name. Only a command that trains the recipe does this."""
     text, _ = find_recipe(name)
+    named: list[str] = []
     with suppress(ValueError, UsageError):  # `read` raises the error
-        table = apply_overrides(
-            parse_toml(text), [override for override in overrides if override.partition("=")[0] == "plugins"]
-        )
-        named = _named_plugins(table)
+        named += _named_plugins(parse_toml(text))
+        ours = [override for override in overrides if override.partition("=")[0] == "plugins"]
+        named += _named_plugins(apply_overrides(parse_toml(text), ours))
     import_plugins(named)
 
 
