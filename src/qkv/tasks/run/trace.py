@@ -16,6 +16,7 @@ from qkv.inside.tokens import encode_words
 from qkv.models import Config, Network
 from qkv.models.runtime import eval_mode
 from qkv.tasks.run.generate import limit_new_tokens, prompt_ids
+from qkv.tasks.table import find_task
 from qkv.tasks.text_model import require_tokenizer
 from qkv.text import Tokenizer
 from qkv.text.words import split_words
@@ -54,7 +55,7 @@ def encode_text(tokenizer: Tokenizer | None, config: Config, text: Text) -> tupl
         return as_prompt(text), None
     if isinstance(text, torch.Tensor):
         text = text.tolist()
-    if not isinstance(text, list) and reads_files(config):
+    if not isinstance(text, list) and reads_files(config) and find_task(config).input_modality(config) != "text":
         from qkv.tasks.run.payloads import encode_input
 
         return encode_input(require_tokenizer(tokenizer), config, text), None
