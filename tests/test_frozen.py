@@ -43,7 +43,7 @@ RECIPE = {
     """,
     "objective": """
     kind label_smoothing mask_prob mean_span_length whole_word_masking permute_sentences random_offset add_bos_eos
-    label_subwords out_of_scope overlap temperature caption_dropout
+    label_subwords out_of_scope overlap temperature caption_dropout mix_images
     """,
     "train": """
     steps minutes epochs cpu_minutes batch_tokens micro_batch_tokens

@@ -4,12 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from image_files import Image, colour_file, io
 
 import qkv
 from qkv.errors import UsageError
+from qkv.images.mixing import mix_images
 
 COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}
 RECIPE = """
@@ -33,6 +35,7 @@ patch = 4
 {image}
 [objective]
 kind = "classification"
+{objective}
 [train]
 steps = {steps}
 batch_tokens = 256
@@ -54,10 +57,29 @@ def write_folder(folder: Path, count: int = 20) -> Path:
 
 
 def train(folder: Path, **choices: Any) -> qkv.Model:
-    values = {"steps": 60, "augment": [], "model": "", "image": "", "workers": 0, **choices}
+    values = {"steps": 60, "augment": [], "model": "", "image": "", "objective": "", "workers": 0, **choices}
     paths = {"run": folder / "run", "data": folder / "pictures", "cache": folder / "cache"}
     (folder / "recipe.toml").write_text(RECIPE.format(**paths, **values), encoding="utf-8")
     return qkv.train(folder / "recipe.toml")
+
+
+@pytest.mark.parametrize("kind", ["mixup", "cutmix", "both"])
+def test_mixed_images_have_the_weights_of_their_classes(kind: str) -> None:
+    keys = np.arange(200).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    black, white = np.zeros((200, 16, 12), np.uint8), np.full((200, 16, 12), 255, np.uint8)
+    mixed, weights = mix_images(white, black, (4, 4), kind, keys)
+    assert np.abs(mixed.mean((1, 2)) / 255 - weights).max() < 0.003
+    assert 0.4 < weights.mean() < 0.6
+    is_cut = np.isin(mixed, [0, 255]).all((1, 2))
+    assert {"mixup": is_cut.mean() < 0.05, "cutmix": is_cut.all(), "both": 0.3 < is_cut.mean() < 0.7}[kind]
+    again, _ = mix_images(white[5:7], black[5:7], (4, 4), kind, keys[5:7])
+    assert (again == mixed[5:7]).all(), "an image does not depend on the rest of the batch"
+
+
+def test_training_with_mixed_images(tmp_path: Path) -> None:
+    write_folder(tmp_path / "pictures")
+    model = train(tmp_path, objective='mix_images = "both"', steps=80)
+    assert model.evaluate(str(tmp_path / "pictures")).metrics["accuracy"] > 0.9
 
 
 @pytest.fixture(scope="module")

@@ -15,14 +15,20 @@ from qkv.data.objectives.loss import ForwardPass, LossSums
 from qkv.data.objectives.record_objective import RecordObjective
 from qkv.data.objectives.table import WHOLE, ObjectiveSetup, ObjectiveSpec, RecordField, bert_tokens
 from qkv.data.objectives.template import SpecialTokenTemplate
-from qkv.data.payloads import PayloadField, PayloadFormat, PayloadSlot
+from qkv.data.payloads import FlatPayloads, PayloadField, PayloadFormat, PayloadSlot
 from qkv.data.ragged import IntArray
-from qkv.data.stream.random_bits import EpochRng
+from qkv.data.stream.random_bits import EpochRng, random_bits, to_integers
+from qkv.errors import UsageError
 from qkv.text import Tokenizer
 
 if TYPE_CHECKING:
     from qkv.blocks.config import HeadConfig
 
+MIX_LABELS = (
+    Label("mixed_classes", "document", is_counted=False),
+    Label("mix_weights", "document", "float32", is_counted=False),
+)
+"""The class of the image that is mixed into an image, and the weight of the image's own class."""
 TARGETS = {"score": "scores", "labels": "label_sets", "label": "classes"}
 """The encoded field → the label of the document."""
 
@@ -45,6 +51,7 @@ class ClassificationObjective(RecordObjective):
         too_long: TooLongPolicy = "error",
         num_classes: int = 0,
         first_format: PayloadFormat | None = None,
+        mix: str = "none",
     ):
         self.target_field = next((name for name in TARGETS if name in examples.fields), "label")
         self.num_classes = num_classes
@@ -61,6 +68,11 @@ class ClassificationObjective(RecordObjective):
         if self.first_payloads is not None:
             self.first_payloads.check_lengths("max_length", max_length, too_long, self.num_special_tokens)
         self.labels = (make_label(TARGETS[self.target_field], num_classes),)
+        self.mix = mix
+        if mix != "none":
+            if self.target_field != "label" or first_format is None or first_format.kind != "patches":
+                raise UsageError(f'objective.mix_images = "{mix}" is for images with one class each; leave it out')
+            self.labels += MIX_LABELS
         self.count_records()
 
     def required_lengths(self, examples: IntArray | slice) -> IntArray:
@@ -86,13 +98,32 @@ class ClassificationObjective(RecordObjective):
             sets = np.zeros((len(examples), self.num_classes), np.int64)
             sets[np.repeat(np.arange(len(examples)), np.diff(offsets)), target] = 1
             target = sets
+        labels = {TARGETS[self.target_field]: target}
+        found = [] if payloads is None else [payloads.read(examples, rng, lengths, len(self.template.prefix))]
+        if self.mix != "none":
+            labels |= self.mix_in(found[0], examples, rng)
         return FlatExamples(
             lengths,
             ids,
             token_type_ids=self.template.token_type_ids(one, two) if self.is_pair else None,
-            labels={TARGETS[self.target_field]: target},
-            payloads=[] if payloads is None else [payloads.read(examples, rng, lengths, len(self.template.prefix))],
+            labels=labels,
+            payloads=found,
         )
+
+    def mix_in(self, images: FlatPayloads, examples: IntArray, rng: EpochRng) -> dict[str, np.ndarray]:
+        """Mix the images with others, in place. Returns the classes of the others, and the weights of the images."""
+        from qkv.images.mixing import mix_images
+
+        assert self.first_payloads is not None
+        keys = rng.keys("mix", examples)
+        others = to_integers(random_bits(keys, np.full(len(keys), 2**20)), len(self.examples))
+        count = np.zeros(len(examples), np.int64)
+        values = self.first_payloads.read(others, rng, count, 0).values
+        shape = (len(examples), -1, values.shape[-1])
+        grid = (int(images.sizes[0, 0]), int(images.sizes[0, 1])) if len(examples) else (1, 1)
+        mixed, weights = mix_images(images.values.reshape(shape), values.reshape(shape), grid, self.mix, keys)
+        images.values = mixed.reshape(images.values.shape)
+        return {"mixed_classes": self.examples.gather(self.target_field, others)[0], "mix_weights": weights}
 
     def describe_labels(
         self, ids: IntArray, labels: Mapping[str, np.ndarray], decode: Callable[[Any], str], classes: Sequence[str]
@@ -153,6 +184,21 @@ def class_loss(run: ForwardPass) -> LossSums:
         losses = binary_cross_entropy_with_logits(out.float(), targets.float(), reduction="none")
         return LossSums(documents=(losses * (sets != IGNORE_INDEX)).sum())
     classes = run.labels["classes"].flatten()
+    if "mix_weights" in run.labels:
+        from torch.nn.functional import cross_entropy
+
+        weights = run.labels["mix_weights"].flatten().nan_to_num(1.0)
+        own, other = (
+            cross_entropy(
+                out.flatten(0, 1).float(),
+                labels,
+                ignore_index=IGNORE_INDEX,
+                reduction="none",
+                label_smoothing=run.label_smoothing,
+            )
+            for labels in (classes, run.labels["mixed_classes"].flatten())
+        )
+        return LossSums(documents=(weights * own + (1 - weights) * other).sum())
     return LossSums(documents=run.cross_entropy(out.flatten(0, 1), classes, run.label_smoothing))
 
 
@@ -223,7 +269,7 @@ SPEC = ObjectiveSpec(
     group_by="text",
     required_tokens=bert_tokens,
     too_long_policies=WHOLE,
-    options=("label_smoothing", "out_of_scope"),
+    options=("label_smoothing", "out_of_scope", "mix_images"),
     make_encoder=make_encoder,
     make_examples=lambda setup, encoded: ClassificationObjective(
         encoded,
@@ -231,6 +277,7 @@ SPEC = ObjectiveSpec(
         **setup.sequence_kwargs,
         num_classes=len(setup.classes),
         first_format=next(iter(setup.payloads.values()), None),
+        mix="none" if setup.is_evaluation else setup.options.mix_images,
     ),
     reads_payloads=True,
     loss=class_loss,

@@ -139,6 +139,7 @@ class ObjectiveSection:
     overlap: LengthOrZero = 128  # question_answering: tokens that two windows of a passage share
     temperature: Positive = 0.05  # contrastive
     caption_dropout: BelowOne = 0.0  # drawing: the fraction of pictures that are learned without their caption
+    mix_images: Literal["none", "mixup", "cutmix", "both"] = "none"  # classification: mix pairs of training images
 
 
 @dataclass(frozen=True, kw_only=True)
