@@ -39,6 +39,8 @@ def test_frames_equal_those_of_whisper(mels: int) -> None:
 def test_a_sound_does_not_depend_on_the_others() -> None:
     together = log_mel(SOUNDS, CONFIG)
     torch.testing.assert_close(together, torch.cat([log_mel([one], CONFIG) for one in SOUNDS]), atol=1e-6, rtol=0)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(log_mel(SOUNDS, CONFIG), together)
     more = log_mel([SOUNDS[2]], CONFIG, [9])
     torch.testing.assert_close(more[:5], log_mel([SOUNDS[2]], CONFIG))
     assert len(more) == 9
