@@ -11,10 +11,13 @@ import pytest
 from sound_files import encode, soundfile
 
 import qkv
-from qkv.data.objectives.speech import SpokenTokens
+from qkv.data.cache.examples import InMemoryExamples
+from qkv.data.objectives.speech import PAUSE, TYPES, SpeechObjective, SpokenTokens
+from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import UsageError
+from qkv.sounds.config import GriffinLimConfig
 from qkv.sounds.durations import align_tokens, find_silences
-from qkv.sounds.files import read_samples
+from qkv.sounds.files import read_samples, to_int16
 from qkv.sounds.write import encode_sound
 from qkv.tasks.metrics.sounds import correlate_sounds, duration_ratio, warp
 from qkv.tasks.prepare import aligner
@@ -209,3 +212,50 @@ def test_sounds_are_compared_after_an_alignment() -> None:
     pairs = warp(np.abs(np.arange(4)[:, None] - np.array([0, 0, 1, 3, 3])[None]).astype(float))
     assert pairs[0].tolist() == [0, 0]
     assert pairs[-1].tolist() == [3, 4]
+
+
+def test_records_of_a_speaker_are_joined_with_a_pause(trained: tuple[Path, qkv.Model]) -> None:
+    tokenizer = trained[1].tokenizer
+    config = GriffinLimConfig(rate=RATE, mels=40, speakers=("high", "low"))
+    sounds = [(say("ab", "low"), 1), (say("c", "low"), 1), (say("a", "high"), 0), (say("bb", "high"), 0)]
+    rows = []
+    for sound, speaker in sounds:
+        size = (config.frames.count_frames(len(sound)), 1)
+        positions = config.frames.length(size)
+        rows.append(
+            {
+                "source": [5],
+                "durations": [2, positions - 4, 2],
+                "speaker": [speaker],
+                "audio": to_int16(sound),
+                "audio_size": list(size),
+            }
+        )
+    examples = InMemoryExamples(rows)
+    objective = SpeechObjective(examples, tokenizer, config, max_length=60)
+    assert objective.num_examples(EpochRng(0)) == 8
+    seen = set()
+    for epoch in range(8):
+        rng, chosen = EpochRng(0, epoch), np.arange(8)
+        joined, is_joined = objective.choose_joined(chosen, rng)
+        built = objective.build(chosen, rng)
+        ends = np.cumsum(built.lengths)
+        assert built.lengths.tolist() == objective.lengths(chosen, rng)[:, 0].tolist()
+        assert built.lengths.max() <= 60
+        labels, types = built.labels["frames"], built.token_type_ids
+        assert types is not None
+        for number, (end, length) in enumerate(zip(ends, built.lengths, strict=True)):
+            records = joined[number][is_joined[number]]
+            seen.add(len(records))
+            speaker = sounds[number % 4][1]
+            assert {sounds[record][1] for record in records} == {speaker}
+            part, own = labels[end - length : end], types[end - length : end]
+            assert {int(one) // TYPES for one in own} == {speaker}
+            total = objective.positions[records].sum() + PAUSE * (len(records) - 1)
+            if number < 4:
+                assert length == total
+                assert np.isfinite(part[:-1, :-1]).mean() > 0.95
+                assert not np.isfinite(part[:, -1]).any()
+            else:
+                assert np.expm1(part[:, -1]).sum() == pytest.approx(total, rel=1e-4)
+    assert seen >= {1, 2}

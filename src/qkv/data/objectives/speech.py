@@ -7,7 +7,7 @@ Each position is 20 ms of speech: two frames. A record gives two kinds of exampl
 
 In the second kind, each token is repeated as long as it is spoken. The token type of a position says how far it is
 through its token, and who speaks. The durations in the training data come from the alignment of a recogniser
-(`ObjectiveSetup.codec`). Up to three records of one speaker are joined, with the silences between them as one space, so
+(`ObjectiveSetup.codec`). Up to three records of one speaker are joined, with a pause that is one space, so
 that a model of single words also speaks several.
 
 N records, n examples, J joined records, T positions, F numbers of a frame
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from qkv.blocks.config import HeadConfig
 
 MAX_JOINED = 3
+PAUSE = 5  # positions of silence between joined records, whose own silences may have been cut off
 STEPS = 8  # how far a position is through its token
 TYPES = 1 + STEPS  # token types of each speaker: of a token whose duration is predicted, and of each step
 
@@ -80,11 +81,11 @@ class SpeechVocabulary:
         return np.concatenate([[self.start], ids, [self.end]]).astype(np.int64)
 
     def join(self, parts: Sequence[SpokenTokens]) -> SpokenTokens:
-        """Utterances with their silences as one; the silences between two of them become a space."""
+        """Utterances with their silences as one; the silences between two of them, and a pause, become a space."""
         ids, durations = [*parts[0].ids], [*parts[0].durations]
         for part in parts[1:]:
             ids[-1:] = [self.space, *part.ids[1:]]
-            durations[-1:] = [durations[-1] + part.durations[0], *part.durations[1:]]
+            durations[-1:] = [durations[-1] + PAUSE + part.durations[0], *part.durations[1:]]
         return SpokenTokens(np.array(ids), np.array(durations))
 
 
@@ -184,7 +185,7 @@ class SpeechObjective(RecordObjective):
         first = ragged_starts(self.num_records)[speakers]
         others = self.by_speaker[first[:, None] + to_integers(draws[:, 1:], self.num_records[speakers][:, None])]
         joined = np.concatenate([records[:, None], others], axis=1)
-        fits = np.cumsum(self.positions[joined], axis=1) <= self.max_lengths[0]
+        fits = np.cumsum(self.positions[joined] + PAUSE, axis=1) - PAUSE <= self.max_lengths[0]
         is_joined = fits & (np.arange(MAX_JOINED) <= to_integers(draws[:, :1], MAX_JOINED))
         is_joined[:, 0] = True
         return joined, is_joined
@@ -192,7 +193,7 @@ class SpeechObjective(RecordObjective):
     def lengths(self, examples: IntArray, rng: EpochRng) -> IntArray:
         """The lengths of the examples: (n, 1). Skipped records have length 0."""
         joined, is_joined = self.choose_joined(examples, rng)
-        positions = (self.positions[joined] * is_joined).sum(1)
+        positions = ((self.positions[joined] + PAUSE) * is_joined).sum(1) - PAUSE
         tokens = (self.tokens[joined] * is_joined).sum(1) - is_joined.sum(1) + 1
         lengths = np.where(np.asarray(examples) < len(self.examples), positions, tokens)
         is_long = super().lengths(joined[:, 0], rng)[:, 0] == 0
@@ -222,7 +223,10 @@ class SpeechObjective(RecordObjective):
         return SpokenTokens(self.vocabulary.wrap(row["source"]), np.asarray(row["durations"], np.int64))
 
     def read_frames(self, records: IntArray) -> np.ndarray:
-        """The frames of joined records, two for each position: (T, 2F); NaN after an odd number of frames."""
+        """The frames of joined records, two for each position: (T, 2F); NaN after an odd number of frames.
+
+        A pause has the quietest value of the record before it.
+        """
         stored, offsets = self.examples.gather("audio", records)
         sizes = self.sizes[records]
         frames = self.format.decode_all(stored, offsets, sizes, np.zeros(len(records), np.uint64))
@@ -232,7 +236,9 @@ class SpeechObjective(RecordObjective):
             np.pad(part, ((0, count - len(part)), (0, 0)), constant_values=np.nan)
             for part, count in zip(parts, padding, strict=True)
         ]
-        return np.concatenate(whole).reshape(-1, FRAMES_PER_POSITION * self.config.mels)
+        pauses = [np.full((FRAMES_PER_POSITION * PAUSE, self.config.mels), part.min()) for part in parts]
+        joined = [one for both in zip(whole, pauses, strict=True) for one in both][:-1]
+        return np.concatenate(joined).astype(np.float32).reshape(-1, FRAMES_PER_POSITION * self.config.mels)
 
     def describe_labels(
         self, ids: IntArray, labels: Mapping[str, np.ndarray], decode: Callable[[Any], str], classes: Sequence[str]
