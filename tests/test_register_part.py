@@ -412,3 +412,13 @@ def test_parameters_that_nothing_samples_are_an_error(own: None) -> None:
     assert not torch.are_deterministic_algorithms_enabled()
     qkv.register_part("feedforward", "silent", build=Unset, init=lambda m, _: nn.init.ones_(m.up), replace=True)
     assert build(config_with("silent")).decoder.blocks[0].ffn.up.mean() == 1
+
+
+def test_a_whole_stack_reads_the_fields_that_it_declares() -> None:
+    qkv.register_part("block", "minimal", **{**OWN["minimal"][1], "fields": ["heads"]}, replace=True)
+    size = {**SIZE, "ffn_width": 0, "heads": 4, "block": "minimal"}
+    assert qkv.StackConfig(**size).heads == 4
+    with pytest.raises(ValueError, match="kv_heads = 2 does not apply to block = "):
+        qkv.StackConfig(**size, kv_heads=2)
+    with pytest.raises(ValueError, match="recurrent_attention = 'none' does not apply to block = "):
+        qkv.StackConfig(**size, recurrent_attention="none")
