@@ -15,10 +15,12 @@ from qkv.blocks import HeadConfig, Payload, StackConfig
 from qkv.images.config import PatchesConfig
 from qkv.images.files import load_image
 from qkv.images.patches import Patches
+from qkv.inside.doctor.orientation import flip_rows
 from qkv.inside.doctor.subject import Subject, random_batch
 from qkv.inside.doctor.table import run_check
 from qkv.models import Config
 from qkv.page.packing import unpack
+from qkv.tasks.doctor import open_subject
 
 
 @pytest.fixture
@@ -74,3 +76,46 @@ def test_the_doctor_finds_a_model_that_ignores_the_image(classifier: tuple[Path,
     assert run_check("payload", subject).status == "ok"
     network.front_ends["patches"] = Blind(network.config.front_ends[0], 16)  # type: ignore[arg-type]
     assert run_check("payload", subject).status == "failed"
+
+
+class UpsideDown(Patches):
+    """A planted fault: images are upside down."""
+
+    def forward(self, payload: Payload) -> torch.Tensor:
+        pixels = payload.values.view(-1, *self.config.grid, 4, 4, 3)
+        return super().forward(payload._replace(values=flip_rows(pixels).reshape(payload.values.shape)))
+
+
+class Swapped(Patches):
+    """A planted fault: blue, green, red."""
+
+    def forward(self, payload: Payload) -> torch.Tensor:
+        return super().forward(
+            payload._replace(values=payload.values.view(len(payload.values), -1, 3).flip(2).flatten(1))
+        )
+
+
+def test_the_doctor_finds_images_that_are_read_in_another_way(tmp_path: Path) -> None:
+    colours = {"red": (200, 60, 60), "blue": (60, 60, 200)}
+    for name, colour in colours.items():
+        for half in ("top", "bottom"):
+            (tmp_path / "data" / f"{name} {half}").mkdir(parents=True)
+            for number in range(10):
+                pixels = picture(8, 8, number) // 8
+                pixels[slice(0, 4) if half == "top" else slice(4, 8)] += np.array(colour, np.uint8)
+                (tmp_path / "data" / f"{name} {half}" / f"{number}.png").write_bytes(encode(pixels))
+    recipe = f'run = "{tmp_path}/run"\n[data]\ntrain = "{tmp_path}/data"\nmax_length = 16\n'
+    recipe += f'valid_fraction = 0.2\ncache_dir = "{tmp_path}/cache"\n[model]\nwidth = 16\nlayers = 1\nheads = 2\n'
+    recipe += "ffn_width = 64\ndropout = 0.0\n[model.image]\nsize = 8\npatch = 4\n"
+    recipe += '[objective]\nkind = "classification"\n[train]\nsteps = 160\nbatch_tokens = 256\nlr = 0.03\n'
+    (tmp_path / "recipe.toml").write_text(recipe + 'device = "cpu"\nnum_threads = 1\n', encoding="utf-8")
+    qkv.train(tmp_path / "recipe.toml")
+    subject, _ = open_subject(str(tmp_path / "run"), (), None)
+    assert run_check("orientation", subject).status == "ok"
+    own = subject.network.front_ends["patches"]
+    for fault, message in ((UpsideDown, "upside down"), (Swapped, "red and blue swapped")):
+        broken = fault(subject.config.front_ends[0], 16)  # type: ignore[arg-type]
+        broken.load_state_dict(own.state_dict())
+        subject.network.front_ends["patches"] = broken
+        found = run_check("orientation", subject)
+        assert (found.status, message in found.summary) == ("failed", True), found

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from qkv.inside.doctor import activity, leaks, learning, structure
+from qkv.inside.doctor import activity, leaks, learning, orientation, structure
 from qkv.inside.doctor.finding import Finding
 from qkv.inside.doctor.subject import Subject
 from qkv.progress import OnProgress
@@ -21,6 +21,7 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "gradients": ("gradient reaches every parameter", learning.check_gradients),
     "source": ("output depends on the source (or the context)", structure.check_source),
     "payload": ("output depends on the payload", structure.check_payload),
+    "orientation": ("images are read as in training", orientation.check_orientation),
     "future": ("no leak from the future", leaks.check_future),
     "padding": ("no leak from padding", leaks.check_padding),
     "neighbours": ("no leak from neighbours", leaks.check_neighbours),
