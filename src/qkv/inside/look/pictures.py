@@ -1,8 +1,8 @@
 """Attention on the pictures that a model reads: where each word looks, and whether it depends on what it looks at.
 
-Queries are the words that an encoder-decoder writes, the texts of a decoder after its images, or the first token of a
-classifier. Keys are the patches. The check of cause and effect: the patches that a word looks at most become the mean
-colour of their picture, and so do as many random patches, as a control.
+Queries are the words that an encoder-decoder writes, the texts of a decoder after its images, or what a classifier
+reads: the first token, or the mean of all. Keys are the patches. The check of cause and effect: the patches that a word
+looks at most become the mean colour of their picture, and so do as many random patches, as a control.
 
 Q queries, S keys, P patches of a picture, L layers
 """
@@ -84,6 +84,9 @@ def find_queries(network: Network, trace: Trace, prompt: Prompt) -> PictureQueri
     source: Any = rolled.source if network.has_source else getattr(rolled, stack)
     if not network.is_causal:
         rows, texts, wanted = [0], [tokens.texts[0]], trace["logits"].flatten().argmax()
+        if network.config.head.pool == "mean":  # each token counts alike
+            layers, source = [one.mean(0, keepdim=True) for one in layers], source.mean(0, keepdim=True)
+            texts = ["mean of all tokens"]
 
         def outputs(inputs: Inputs) -> Tensor:
             found: Tensor = network(inputs).log_softmax(-1)[:1, wanted]
