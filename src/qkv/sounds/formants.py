@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 RATE = 16_000
+STEP = 16  # samples, or 1 ms, in which the formants do not move
 BANDWIDTHS = (80.0, 100.0, 140.0)  # of the formants, in hertz
 VOWELS = {  # the formants in hertz, of a man; Peterson and Barney (1952), rounded
     "iy": (270, 2290, 3010),
@@ -108,13 +109,15 @@ def say_word(word: str, voice: Voice, rng: np.random.Generator) -> np.ndarray:
 
 
 def add_harmonics(pitch: np.ndarray, formants: np.ndarray) -> np.ndarray:
-    """The sum of the harmonics of a pitch (n,), as strong as the formants (n, 3) say."""
-    phase = 2 * np.pi * np.cumsum(pitch) / RATE
-    sound = np.zeros(len(pitch))
+    """The sum of the harmonics of a pitch (n,), as strong as the formants (n, 3) say every `STEP` samples."""
+    first = np.exp(2j * np.pi * np.cumsum(pitch) / RATE)
+    harmonic, sound = np.ones_like(first), np.zeros(len(pitch))
+    slow_pitch, slow_formants = pitch[::STEP, None], formants[::STEP]
     for number in range(1, int(0.47 * RATE / pitch.max())):  # K harmonics
-        hertz = number * pitch[:, None]
-        gains = (1 / (1 + ((hertz - formants) / np.array(BANDWIDTHS)) ** 2)) * np.array([1.0, 0.5, 0.25])
-        sound += (gains.sum(1) + 0.003) / number**0.4 * np.sin(number * phase)
+        harmonic *= first
+        gains = 1 / (1 + ((number * slow_pitch - slow_formants) / np.array(BANDWIDTHS)) ** 2)
+        loudness = (gains @ np.array([1.0, 0.5, 0.25]) + 0.003) / number**0.4
+        sound += np.repeat(loudness, STEP)[: len(pitch)] * harmonic.imag
     return sound
 
 
