@@ -2,8 +2,11 @@
 
 from dataclasses import fields
 
+from recipe_schema import render_schema
+
 from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
 from qkv.cli import COMMANDS, make_app
+from qkv.cli.recipe import schema_text
 from qkv.models import Config
 from qkv.train.recipe.schema import Recipe
 
@@ -152,6 +155,10 @@ def test_the_fields_of_a_recipe_are_frozen() -> None:
     for section, expected in RECIPE.items():
         held = getattr(Recipe(), section)
         assert not expected or names(type(held)) == expected.split(), section
+
+
+def test_the_schema_for_editors_has_these_keys() -> None:
+    assert schema_text() == render_schema(), "run python docs/recipe_schema.py"
 
 
 def test_verbs_and_options_are_frozen() -> None:

@@ -6,16 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recipe_schema import render_schema
 
 from qkv.cli.recipe import schema_text
 from qkv.train.recipe.recipe_file import builtin_recipes, find_recipe, to_toml
 from qkv.train.recipe.schema import Recipe
 from qkv.train.recipe.table import SECTION_KEYS
-
-
-def test_the_file_of_the_package_is_that_of_the_code() -> None:
-    assert schema_text() == render_schema(), "run python docs/recipe_schema.py"
 
 
 def test_every_key_is_described_or_a_field_of_a_part() -> None:
