@@ -146,7 +146,8 @@ def test_examples_of_tasks_with_images_run(tmp_path: Path) -> None:
         run_examples(page, [(kind, re.sub(r"train\.minutes=[0-9]+", short, text)) for kind, text in blocks], tmp_path)
 
 
-def test_examples_of_tasks_with_sounds_run(tmp_path: Path) -> None:
+def test_examples_of_tasks_with_sounds_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qkv.tasks.prepare.aligner.MIN_STEPS", 5)
     soundfile = pytest.importorskip("soundfile", reason="soundfile is not installed")
     rng, lines = np.random.default_rng(0), ["audio\ttext"]
     for number in range(40):

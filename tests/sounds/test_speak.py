@@ -15,6 +15,7 @@ from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.objectives.speech import PAUSE, TYPES, SpeechObjective, SpokenTokens
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import UsageError
+from qkv.inside.doctor.subject import random_batch
 from qkv.sounds.config import GriffinLimConfig
 from qkv.sounds.durations import align_tokens, find_silences
 from qkv.sounds.files import read_samples, to_int16
@@ -108,6 +109,12 @@ def test_a_model_speaks_with_the_voice_and_the_durations_of_a_speaker(trained: t
     assert model.speak(["a", "ccc"], speaker="high")[0].samples == pytest.approx(
         model.speak("a", speaker="high").samples, abs=1e-3
     )
+
+
+def test_the_doctor_examines_a_model_without_its_data(trained: tuple[Path, qkv.Model]) -> None:
+    batch = random_batch(trained[1].config)
+    assert batch.labels["frames"].shape == (*batch.inputs.ids.shape, 81)
+    assert int(batch.token_labels_per_sequence[0]) == int((batch.inputs.document_ids[0] != 0).sum())
 
 
 def test_wrong_calls_say_what_to_do(trained: tuple[Path, qkv.Model]) -> None:

@@ -74,7 +74,8 @@ class SpeechVocabulary:
         special = tokenizer.special_tokens
         self.start = require_token("bos", special.bos, "speech")
         self.end = require_token("eos", special.eos, "speech")
-        self.space = (tokenizer.encode(" ", add_special_tokens=False) or [self.end])[0]
+        space = tokenizer.encode(" ", add_special_tokens=False)
+        self.space = space[0] if space and special.unk not in space else self.end  # texts may be single words
 
     def wrap(self, ids: Any) -> np.ndarray:
         """The tokens of a text with a silence before and after them."""

@@ -156,6 +156,9 @@ def random_batch(config: Config, seed: int = 0) -> Batch:
 def random_labels(label: Label, head: HeadConfig, document_ids: Tensor, generator: torch.Generator) -> Tensor:
     """Random labels for the two documents of each sequence: (B, T) for tokens, (B, 2, …) for documents."""
     size, length = len(document_ids), int((document_ids[0] == 1).sum())
+    if label.per == "token" and label.dtype == "float32":  # vectors, such as the frames of a sound
+        vectors = torch.rand((*document_ids.shape, max(label.width, 1)), generator=generator)
+        return vectors.masked_fill(document_ids[:, :, None] == 0, label.fill_value)
     if label.per == "token":
         labels = torch.randint(0, max(head.outputs, 1), document_ids.shape, generator=generator)
         if head.kind == "mlm":
