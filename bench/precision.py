@@ -12,10 +12,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
+from statistics import fmean
 
 from starters import STARTERS, split_training, write_records
 
-RECIPES = ("dates", "shakespeare-char-cpu")
+RECIPES = {"dates": "", "shakespeare-char-cpu": "tinyshakespeare/input.txt"}
+"""Built-in recipes, with the file of the data folder that they train on."""
 PRECISIONS = ("float32", "bfloat16")
 
 
@@ -29,8 +32,11 @@ def write_recipe(name: str, data: Path, folder: Path) -> str:
     """The recipe of a starter. The validation part is the last tenth of its training part."""
     if name in RECIPES:
         return name
-    parts = zip(("train", "valid"), split_training(STARTERS[name].records(data)), strict=True)
-    files = [write_records(folder / part, records) for part, records in parts]
+    records, _ = STARTERS[name].records(data)
+    if not isinstance(records[0], str):  # some files are sorted by class
+        Random(0).shuffle(records)
+    parts = zip(("train", "valid"), split_training((records, [])), strict=True)
+    files = [write_records(folder / part, of_part) for part, of_part in parts]
     recipe = folder / "recipe.toml"
     if not recipe.exists():
         words = ("init", STARTERS[name].task, files[0], "--valid", files[1], "--minutes", "1", "--out", str(recipe))
@@ -64,14 +70,17 @@ def main() -> None:
                 run = folder / f"{precision}-{seed}"
                 if not (run / "model.safetensors").exists():
                     budget = ["train.minutes=0", f"train.steps={asked.steps}", f"train.num_threads={threads}"]
+                    if RECIPES.get(name):
+                        budget.append(f"data.train={asked.data / RECIPES[name]}")
                     how = [f"train.precision={precision}", f"train.seed={seed}", "train.device=cpu", *asked.set]
                     run_qkv(folder / "log.txt", "train", recipe, f"run={run}", *budget, *how)
                 losses[precision].append(last_loss(run))
         low, high = min(losses["float32"]), max(losses["float32"])
         inside = sum(low <= loss <= high for loss in losses["bfloat16"])
+        more = fmean(losses["bfloat16"]) - fmean(losses["float32"])
         shown = {precision: " ".join(f"{loss:.4f}" for loss in found) for precision, found in losses.items()}
-        print(f"{name:<22} float32 {shown['float32']}   bfloat16 {shown['bfloat16']}   within: {inside} of "
-              f"{len(asked.seeds)}", flush=True)  # fmt: skip
+        said = f"within: {inside} of {len(asked.seeds)}   mean difference {more:+.4f}"
+        print(f"{name:<22} float32 {shown['float32']}   bfloat16 {shown['bfloat16']}   {said}", flush=True)
 
 
 if __name__ == "__main__":
