@@ -22,6 +22,7 @@ from qkv.blocks.kernels.sdpa import sdpa
 from qkv.blocks.kernels.varlen import varlen
 from qkv.blocks.mask import Mask, SequenceLayout, make_layout
 from qkv.blocks.position import Rotary
+from qkv.blocks.tap import LayerTap, Tap
 
 Config = Callable[..., StackConfig]
 EVERYWHERE = ["eager", "sdpa", "flex"]
@@ -181,6 +182,32 @@ def test_cross_attention_takes_queries_here_and_keys_and_values_there(small: Con
     expected = layer.out(((q @ k.transpose(-1, -2) / 2).softmax(-1) @ v).transpose(1, 2).flatten(2))
     found = layer(x, LayerMemory(EncoderMemory(source, there), 0, prepare_mask(Mask(here, there), x)))
     assert torch.allclose(found, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("beams", [1, 2, 3])
+def test_the_beams_of_a_source_share_its_keys(small: Config, beams: int) -> None:
+    torch.manual_seed(0)
+    layer = CrossAttention(small()).double()
+    x, source = torch.randn(2 * beams, 3, 16, dtype=torch.float64), torch.randn(2, 5, 16, dtype=torch.float64)
+
+    def attend(x: Tensor, source: Tensor) -> Tensor:
+        there, here = make_layout(torch.zeros(len(source), 5)), make_layout(torch.zeros(len(source), 3))
+        return layer(x, LayerMemory(EncoderMemory(source, there), 0, prepare_mask(Mask(here, there), x[: len(source)])))
+
+    expected = attend(x, source.repeat_interleave(beams, 0))
+    assert torch.allclose(attend(x, source), expected, atol=1e-12)
+
+
+def test_a_change_of_the_scores_changes_the_output(small: Config) -> None:
+    """A change to 0 makes every weight equal, so that the result is the mean of the values."""
+    torch.manual_seed(0)
+    layer, x = SelfAttention(small()).double().eval(), torch.randn(2, 3, 16, dtype=torch.float64)
+    tap = LayerTap(Tap(change={"decoder.0.scores": torch.zeros_like}), "decoder.0")
+    _, _, v = layer.qkv(x).split(layer.split_sizes, -1)
+    expected = layer.out(v.mean(1, keepdim=True).expand(-1, 3, -1))
+    mask = prepare_mask(over(3), x)
+    assert torch.allclose(layer(x, mask, tap=tap), expected, atol=1e-12)
+    assert not torch.allclose(layer(x, mask), expected, atol=1e-3)
 
 
 # ── Trap 1: a query that may see nothing ─────────────────────────────────────────────────────────────────────────

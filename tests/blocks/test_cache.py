@@ -66,6 +66,9 @@ def test_a_growing_cache_makes_room_and_keeps_what_it_holds(length: int) -> None
     assert cache.capacity >= 9
     assert torch.equal(show(cache, 1, 9)[0], all_keys + 1)
     assert cache.positions[:, :9].tolist() == [list(range(9))] * ROWS
+    assert cache.document_ids[:, :9].tolist() == [[1] * 9] * ROWS
+    assert not cache.document_ids[:, 9:].any()
+    assert not cache.positions[:, 9:].any()
 
 
 def test_growth_doubles_so_that_copies_stay_few() -> None:

@@ -1,5 +1,7 @@
 """The FLOPs of attention that configs predict, counted by torch."""
 
+from dataclasses import replace
+
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -19,6 +21,12 @@ def count(num_tokens: int, num_source: int) -> int:
     with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         NETWORK(Inputs(ids, source=Inputs(source)))
     return counter.get_total_flops()
+
+
+def test_projections_cost_two_operations_for_each_weight() -> None:
+    for cross in (False, True):
+        cost = attention_cost(replace(STACK, bias="none"), cross=cross)
+        assert cost.flops == 2 * sum(cost.parameters.values())
 
 
 def test_each_query_costs_the_same_for_each_key() -> None:

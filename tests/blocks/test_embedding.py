@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import conv1d
 
 from qkv.blocks.config import StackConfig
-from qkv.blocks.embedding import Embedding
+from qkv.blocks.embedding import Embedding, unmasked_fraction
 from qkv.blocks.position import sinusoids
 
 Config = Callable[..., StackConfig]
@@ -79,6 +79,15 @@ def test_dropout_acts_in_training_alone(small: Config) -> None:
     assert torch.equal(layer(IDS, POSITION), layer.token.weight[IDS])
     dropped = layer.train()(IDS, POSITION)
     assert 0 < int((dropped == 0).sum()) < dropped.numel()
+
+
+def test_the_fraction_of_tokens_that_are_no_masks_is_counted_in_each_document() -> None:
+    is_mask = torch.tensor([[True, False, False, False], [True, True, False, True]])
+    assert unmasked_fraction(is_mask, None).tolist() == [[0.75], [0.25]]
+    documents = torch.tensor([[1, 2, 2, 2], [1, 1, 2, 2]])
+    found = unmasked_fraction(is_mask, documents)
+    # A document of masks counts as one token of the sequence, so that nothing is divided by 0.
+    assert found.tolist() == [[0.25, 1.0, 1.0, 1.0], [0.25, 0.25, 0.5, 0.5]]
 
 
 def test_a_window_is_a_convolution_inside_each_document(small: Config) -> None:

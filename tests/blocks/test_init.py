@@ -113,9 +113,22 @@ def test_t5_starts_by_fan_in_with_the_scores_scale_in_the_queries(config: Config
         assert is_normal(weight, stds[kind_of(name)]), name
 
 
+@pytest.mark.parametrize(("init", "kind", "std"), [("t5", "lm", 1.0), ("t5", "classify", 0.02), ("normal", "lm", 0.02)])
+def test_t5_starts_the_matrix_of_a_language_model_with_a_deviation_of_1(
+    config: Config, init: str, kind: str, std: float
+) -> None:
+    stack = config(init)
+    head = Head(HeadConfig(kind=kind, outputs=stack.vocab_size), stack)  # type: ignore[arg-type]
+    initialise(head, stack)
+    assert head.out is not None
+    assert is_normal(head.out.weight.detach(), std)
+
+
 def test_t5_starts_its_position_table_by_the_width(config: Config) -> None:
     stack = make(config("t5", position="t5", token_types=0, heads=16, relative_buckets=64)).stack
     assert is_normal(stack.bias.table.weight.detach(), WIDTH**-0.5)
+    other = make(config("normal", position="t5", token_types=0, heads=16, relative_buckets=64)).stack
+    assert is_normal(other.bias.table.weight.detach(), 0.02)
 
 
 def test_t5_fan_in_follows_heads_that_are_wider_than_the_model(config: Config) -> None:

@@ -123,6 +123,23 @@ def test_llama3_scaling_leaves_fast_turns_slows_slow_ones_and_blends_between() -
     assert any(1.01 < ratio < 7.99 for ratio in ratios), "and some lie between"
 
 
+def test_yarn_keeps_fast_turns_slows_slow_ones_and_blends_by_index() -> None:
+    """Peng et al. 2023, with the bounds of the ramp as whole indices."""
+    count, base, original, factor = 64, 10_000.0, 4096, 8.0
+    scaling = RotaryScaling(kind="yarn", factor=factor, original_max_positions=original, beta_fast=32.0, beta_slow=1.0)
+    frequencies = [base ** (-i / count) for i in range(count)]
+    rotations = [original * frequency / (2 * math.pi) for frequency in frequencies]
+    first = max(i for i in range(count) if rotations[i] >= 32.0)
+    last = min(i for i in range(count) if rotations[i] <= 1.0)
+    ramp = [min(max((i - first) / (last - first), 0.0), 1.0) for i in range(count)]
+    expected = [f * (1 - r) + f / factor * r for f, r in zip(frequencies, ramp, strict=True)]
+    found = scale_frequencies(torch.tensor(frequencies, dtype=torch.float64), scaling, base).tolist()
+    assert found == pytest.approx(expected, rel=1e-9)
+    assert found[0] == frequencies[0]
+    assert found[-1] == pytest.approx(frequencies[-1] / factor)
+    assert 0.0 < ramp[(first + last) // 2] < 1.0
+
+
 def test_rotary_tables_keep_their_precision_in_a_low_precision_model() -> None:
     """Trap 18: at position 16,000 a bfloat16 angle would be off by whole turns."""
     position = torch.tensor([[16_000]])
