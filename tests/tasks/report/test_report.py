@@ -334,7 +334,7 @@ def test_texts_from_a_template_are_no_leaks_and_a_useless_summariser_trains_long
     report, names = examine(tmp_path / "run")
     assert not report.leakage.leaks
     assert report.score.model.value == 0
-    assert names == {"underfitting"}
+    assert names == {"underfitting", "few_records"}  # 30 records, none right: up to 11 % may be
     pytest.importorskip("rouge_score", reason='computes ROUGE; pip install "qkv[rouge]"')
     train(open_recipe(recipe, [f"run={tmp_path / 'rouge'}", *files, "train.steps=4", "train.metric=rougeL"]))
     report = make_report(tmp_path / "rouge", ReportOptions(curve_minutes=0.001))
