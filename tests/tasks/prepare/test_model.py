@@ -16,6 +16,7 @@ from qkv.data.objectives.table import OBJECTIVES
 from qkv.errors import QkvError, UsageError
 from qkv.models import Config, build
 from qkv.models.tables.presets import PRESETS, find_preset
+from qkv.sounds.config import GriffinLimConfig
 from qkv.store import write_model
 from qkv.tasks.prepare.model import (
     ModelRequirements,
@@ -37,7 +38,10 @@ def recipe_of(kind: Any = "seq2seq", **model: Any) -> Recipe:
 
 
 def config_of(kind: Any = "seq2seq", wanted: ModelRequirements | None = None, **model: Any) -> Config:
-    return build_config(recipe_of(kind, **model), wanted or ModelRequirements(TOKENIZER, ("no", "yes")))
+    back_ends = (GriffinLimConfig(),) if kind == "speech" else ()
+    return build_config(
+        recipe_of(kind, **model), wanted or ModelRequirements(TOKENIZER, ("no", "yes"), back_ends=back_ends)
+    )
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES)

@@ -28,6 +28,7 @@ class Score(float):
 
     num_units: int
     weighted: Callable[[np.ndarray], float]
+    counts_records = False  # whether the value is the fraction of the records that are right
 
     def __new__(cls, num_units: int, weighted: Callable[[np.ndarray], float]) -> "Score":
         """Compute the value from the weighted function, with weight 1 for each unit."""
@@ -47,7 +48,9 @@ def mean_score(values: Sequence[float] | np.ndarray) -> Score:
     0.75
     """
     numbers = np.asarray(values, np.float64)
-    return ratio_score(numbers, np.ones(len(numbers)))
+    score = ratio_score(numbers, np.ones(len(numbers)))
+    score.counts_records = bool(np.isin(numbers, (0.0, 1.0)).all())
+    return score
 
 
 def ratio_score(numerators: Sequence[float] | np.ndarray, denominators: Sequence[float] | np.ndarray) -> Score:
@@ -93,19 +96,21 @@ def confidence_intervals(metrics: Mapping[str, float], resamples: int = DEFAULT_
     {'accuracy': (0.66, 0.83)}
     """
     found = {name: percentiles(values) for name, values in bootstrap(metrics, resamples).items()}
-    return {name: widen(interval, num_units(metrics[name])) for name, interval in found.items()}
+    return {name: widen(interval, metrics[name]) for name, interval in found.items()}
 
 
-def widen(interval: Interval, count: int) -> Interval:
-    """An interval in which all of `count` records are right, or none, as Wilson's score interval (1927).
+def widen(interval: Interval, score: float) -> Interval:
+    """The interval of a score; where all records are right, or none, it is Wilson's score interval (1927).
 
-    Their resamples are all the same, but other records would not all be.
+    The resamples of such records are all the same, but other records would not all be.
 
-    >>> widen((1.0, 1.0), 100)
+    >>> widen((1.0, 1.0), mean_score([1.0] * 100))
     (0.963..., 1.0)
     """
-    margin = WILSON / (count + WILSON)
-    return {(1.0, 1.0): (1 - margin, 1.0), (0.0, 0.0): (0.0, margin)}.get(interval, interval)
+    if not isinstance(score, Score) or not score.counts_records or interval not in ((0.0, 0.0), (1.0, 1.0)):
+        return interval
+    margin = WILSON / (score.num_units + WILSON)
+    return (1 - margin, 1.0) if interval[0] else (0.0, margin)
 
 
 def compare_metrics(
