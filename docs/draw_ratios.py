@@ -35,7 +35,7 @@ def render() -> str:
         parts += [
             f'<text x="{LEFT - 10}" y="{y + 15}" text-anchor="end" fill="#222">{what}</text>',
             f'<rect x="{LEFT}" y="{y}" width="{length:.0f}" height="21" fill="{color}"/>',
-            f'<text x="{LEFT + length + 6:.0f}" y="{y + 15}" fill="#222">{match[1]} × {beside}</text>',
+            f'<text x="{LEFT + max(length, UNIT) + 6:.0f}" y="{y + 15}" fill="#222">{match[1]} × {beside}</text>',
         ]
     bottom = 14 + len(ROWS) * ROW
     parts += [
