@@ -9,6 +9,7 @@ import torch
 from task_models import decoder, encoder, parts_of, records, seq2seq, weights
 
 import qkv
+from qkv.cli.evaluate import ONE_SEED, SEVERAL_SEEDS, describe_seeds
 from qkv.data import Problems
 from qkv.errors import UsageError
 from qkv.models.tables import presets
@@ -206,3 +207,14 @@ def test_an_evaluation_prints_its_metrics() -> None:
     assert [line.split()[:2] for line in lines[1:]] == [[name, f"{value:.4g}"] for name, value in found.metrics.items()]
     bounds = replace(found, intervals={"accuracy": (0.25, 0.75)})
     assert "[0.25, 0.75]" in str(bounds).splitlines()[1]
+
+
+def test_a_comparison_says_whether_its_models_differ_in_more_than_the_seed(tmp_path: Path) -> None:
+    recipes = []
+    for name, seed, lr in (("a", 1, 1), ("b", 2, 1), ("c", 1, 2)):
+        recipes.append(tmp_path / name / "recipe.toml")
+        recipes[-1].parent.mkdir()
+        recipes[-1].write_text(f'run = "{name}"\n[train]\nlr = {lr}e-3\nseed = {seed}\n')
+    assert describe_seeds(recipes[:2]) == SEVERAL_SEEDS
+    assert describe_seeds(recipes) == describe_seeds(recipes[1:]) == ONE_SEED
+    assert describe_seeds([recipes[0], tmp_path / "downloaded" / "recipe.toml"]) == ""

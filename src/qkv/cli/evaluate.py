@@ -38,6 +38,9 @@ ONE_SEED = (
     "Each recipe was trained with one seed, so the intervals compare these models, not the recipes: another seed would "
     "give other models. To compare recipes, use qkv study, which trains several seeds of each."
 )
+SEVERAL_SEEDS = (
+    "These models come from one recipe with several seeds, so their differences show how much the seed alone changes."
+)
 
 
 def evaluate(
@@ -239,7 +242,7 @@ def compare_results(
     for name, found in zip(models[1:], differences, strict=True):
         if described["resamples"] and not found:
             print_notes(name, [f"not compared with {models[0]}: the models did not use the same records"])
-    note = ONE_SEED if all((Path(name) / "recipe.toml").is_file() for name in models) else ""
+    note = describe_seeds([Path(name) / "recipe.toml" for name in models])
     if json:
         each = [to_json(name, result) for name, result in zip(models, results, strict=True)]
         compared = [
@@ -250,6 +253,19 @@ def compare_results(
         print_json(described | {"models": each, "note": note} | both)
     else:
         print_comparison(models, results, differences, StdoutConsole(), note)
+
+
+def describe_seeds(recipes: Sequence[Path]) -> str:
+    """What a comparison of runs says: of recipes with one seed each, or of one recipe with several seeds."""
+    import tomllib
+
+    if not all(path.is_file() for path in recipes):
+        return ""
+    tables = [tomllib.loads(path.read_text(encoding="utf-8")) for path in recipes]
+    for table in tables:
+        table.pop("run", None)
+        table.get("train", {}).pop("seed", None)
+    return SEVERAL_SEEDS if all(table == tables[0] for table in tables) else ONE_SEED
 
 
 def find_study(models: Sequence[str]) -> "Study | None":
